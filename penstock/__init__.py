@@ -42,8 +42,13 @@ from penstock.runtime.expressions import (
 )
 from penstock.runtime.lazy_names import lazy_names
 from penstock.runtime.operators.outside_lookup import Reloaded
-from penstock.runtime.operators.process import BroadcastProcess, CoProcess, Process, ProcessContext
-from penstock.runtime.operators.window_functions import Aggregator, WindowContext
+from penstock.runtime.operators.process import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    ProcessContext,
+    ProcessFunction,
+)
+from penstock.runtime.operators.window_functions import AggregateFunction, WindowContext
 from penstock.runtime.program.flow import Flow, KeyedStream, Stream, WindowedStream
 from penstock.runtime.records.userfunc import DeadLetter
 
@@ -60,10 +65,10 @@ min = expressions.min_
 sum = expressions.sum_
 
 __all__ = [
-    "Aggregator",
-    "BroadcastProcess",
+    "AggregateFunction",
+    "BroadcastProcessFunction",
     "ClusterGone",
-    "CoProcess",
+    "CoProcessFunction",
     "CodecError",
     "CountWindow",
     "DeadLetter",
@@ -84,8 +89,8 @@ __all__ = [
     "NotEnoughResources",
     "OptionError",
     "PenstockError",
-    "Process",
     "ProcessContext",
+    "ProcessFunction",
     "RecordError",
     "Reloaded",
     "Session",

@@ -8,6 +8,7 @@ decides nothing: the JobHost decides (penstock/runtime/host/job_host.py).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -53,6 +54,9 @@ _look_again = threading.Event()  # never set
 # The time between two looks at the clocks of a job's machines, and the change that workers are told of.
 _CLOCKS_S = 1.0
 _CLOCK_CHANGED_NS = 10_000
+
+# After how long a job that replans is first asked whether its tasks send records. The time doubles with each question.
+_RECORDS_FIRST_S = 0.1
 
 # Ray puts arguments of 100 KB and more into the object store.
 _PART_BYTES = 64 << 10
@@ -277,6 +281,7 @@ class _RayCarrier:
     def _watch_traffic(self, runner: JobRunner, period_s: float) -> None:
         """Asks the workers once in each period what their tasks send, and computes a new placement. Runs in a thread of
         its own, because computing a placement of many tasks takes seconds."""
+        self._await_records(runner, period_s)
         wait_s = 0.0  # what is counted from now on belongs to the first period
         while not runner.ended.wait(wait_s):
             wait_s = period_s
@@ -293,6 +298,18 @@ class _RayCarrier:
                 continue
             if wanted is not None:
                 runner.better_placed(plan, placed, wanted)
+
+    def _await_records(self, runner: JobRunner, most_s: float) -> None:
+        """Returns when tasks send each other records, or after `most_s` seconds. In a period that begins before, a part
+        of what the job does is missing, so that the next period would look like a change."""
+        wait_s, waited_s = 0.0, 0.0
+        while waited_s < most_s and not runner.ended.wait(wait_s):
+            waited_s += wait_s
+            wait_s = min(max(2 * wait_s, _RECORDS_FIRST_S), most_s)
+            with contextlib.suppress(Exception):  # a worker that cannot say so now is asked again
+                reports = runner.ask_all("traffic").values()
+                if any(counts[1] for report in reports for task in report.tasks for counts in task["sent"]):
+                    return
 
     def driver_lives(self, driver: Driver) -> bool:
         """See Carrier."""

@@ -103,12 +103,12 @@ def run(
     `local`: the workers are child processes of this program, without Ray, and end with it; all that needs Ray is
     refused. `detached`: the job outlives this process; otherwise it ends with this process. `address`: the address of a
     Ray cluster. By default `run` joins the cluster of this machine, or starts one for this process. `cpus_per_worker`:
-    the CPUs that Ray reserves for each worker. `start_timeout_s`: the time within which all workers must have started.
-    `ring_bytes`: the size of each worker's inbox, a power of two; no record may be larger than about half of it. By
-    default it is 2 MiB, and grows for larger records. `window_bytes`: how much may be on its way from one task to
-    another. `cache_bytes`: how much a worker keeps in memory of what it has sent since the last complete epoch; the
-    rest goes to a file in TMPDIR. `check_shared`: for debugging; a function that changes a record which other tasks
-    have too, because it came through broadcast(), fails the job. It makes such jobs much slower.
+    the CPUs that Ray reserves for each worker. `start_timeout_s`: the time within which all workers must have started,
+    after Ray itself has started. `ring_bytes`: the size of each worker's inbox, a power of two; no record may be larger
+    than about half of it. By default it is 2 MiB, and grows for larger records. `window_bytes`: how much may be on its
+    way from one task to another. `cache_bytes`: how much a worker keeps in memory of what it has sent since the last
+    complete epoch; the rest goes to a file in TMPDIR. `check_shared`: for debugging; a function that changes a record
+    which other tasks have too, because it came through broadcast(), fails the job. It makes such jobs much slower.
 
     Recovery:
 

@@ -85,7 +85,10 @@ class SparkBridge:
         self._lock = threading.Lock()  # of the two above
         self._trying = threading.Lock()  # one range at a time
         self._group: Any = None
-        self._log = write_apart(_log_folder())
+        folder = _log_folder()
+        self._log = write_apart(folder)
+        # This process may be killed while Spark is starting. What it leaves then lies beside its log, not in TMPDIR.
+        tempfile.tempdir = folder
 
     def prepare(self) -> SparkFacts:
         """Starts Spark, and tries each range, so that all code is compiled and loaded before the first switch."""

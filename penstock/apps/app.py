@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from penstock.runtime.errors import FlowError
@@ -104,6 +106,25 @@ def seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
+
+
+def above_zero_or_max(what: str) -> Callable[[str], float | None]:
+    """Returns what reads a number above 0 from the command line, or 'max', which is None. `what` is named in errors."""
+
+    def read(text: str) -> float | None:
+        if text == "max":
+            return None
+        value = seconds(text)
+        if not value:
+            raise argparse.ArgumentTypeError(f"a {what} must be above 0")
+        return value
+
+    return read
+
+
+def packaged(name: str) -> Path:
+    """Returns the path of a data file that is part of the package. data/README.md describes them."""
+    return Path(str(resources.files("penstock.apps") / "data" / name))
 
 
 def described_rate(rate: str | None) -> str:

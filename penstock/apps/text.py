@@ -10,10 +10,9 @@ import argparse
 import math
 import os
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
-from penstock.apps.app import Cycle, add_load_options, count, described_rate
+from penstock.apps.app import Cycle, add_load_options, count, described_rate, packaged
 from penstock.runtime import testing
 from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Flow
@@ -44,8 +43,8 @@ def default_path() -> Path:
 
 
 def packaged_path() -> Path:
-    """Returns the path of the public-domain text that is part of the package. data/README.md describes it."""
-    return Path(str(resources.files("penstock.apps") / "data" / "public_domain.txt"))
+    """Returns the path of the public-domain text that is part of the package."""
+    return packaged("public_domain.txt")
 
 
 def read_lines(patterns: list[str]) -> list[str]:

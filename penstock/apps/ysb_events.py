@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from penstock.apps.hashing import GOLDEN, mixed
 from penstock.runtime.errors import FlowError
 from penstock.runtime.sources import Source, SourceContext, Split
 from penstock.runtime.sources.base import ColumnReader
@@ -48,8 +49,6 @@ _TAIL = '", "ip_address": "1.2.3.4"}'
 _INDEX_MAX = 1 << 53  # the schedule counts in doubles
 _BLOCK, _BLOCK_MAX = 512, 4096  # lines made at once: few calls of numpy, and yet nobody waits long for them
 _COLUMN_MAX = 4_000_000  # a column of texts of this length holds 8 million
-_GOLDEN = 0x9E3779B97F4A7C15
-_WORD = (1 << 64) - 1
 
 
 class Events:
@@ -155,11 +154,11 @@ class Events:
         import numpy as np
 
         low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-        key = np.uint64(_mixed(self.seed))
+        key = np.uint64(mixed(self.seed * GOLDEN + GOLDEN))
         # Two words of an index: the steps 2i + 1 and 2i + 2 of a SplitMix64 that began at the key.
         steps = indices.astype(np.uint64) * np.uint64(2)
-        one = _mix((steps + np.uint64(1)) * np.uint64(_GOLDEN) + key)
-        two = _mix((steps + np.uint64(2)) * np.uint64(_GOLDEN) + key)
+        one = _mix((steps + np.uint64(1)) * np.uint64(GOLDEN) + key)
+        two = _mix((steps + np.uint64(2)) * np.uint64(GOLDEN) + key)
         visits = ((one >> half) * np.uint64(USERS * PAGES) >> half).astype(np.int64)
         ads = ((one & low) * np.uint64(_ADS * _KINDS) >> half).astype(np.int64)
         times = self.due_ns(indices) // 1_000_000
@@ -167,7 +166,7 @@ class Events:
             times += SKEW_MS - ((two >> half) * np.uint64(2 * SKEW_MS) >> half).astype(np.int64)
         late = np.flatnonzero((two & low) < np.uint64(round(self.late_share * (1 << 32))))
         if len(late):
-            by = _mix(two[late] + np.uint64(_GOLDEN)) >> half
+            by = _mix(two[late] + np.uint64(GOLDEN)) >> half
             times[late] -= (by * np.uint64(LATE_MS) >> half).astype(np.int64)
         return visits, ads, times
 
@@ -242,13 +241,6 @@ def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     words *= np.uint64(0x94D049BB133111EB)
     words ^= words >> np.uint64(31)
     return words
-
-
-def _mixed(number: int) -> int:
-    """Returns a word whose every bit depends on the number, so that neighbouring numbers give very different words."""
-    import numpy as np
-
-    return int(_mix(np.array([(number * _GOLDEN + _GOLDEN) & _WORD], dtype=np.uint64))[0])
 
 
 # --- the source ------------------------------------------------------------------------------------------------

@@ -39,11 +39,11 @@ from penstock.runtime.worker.sample import RecordSample
 
 # The number of rows on which a range is tried: enough to distinguish the cost of rows from that of a micro-batch, and
 # not so many that a burst would have to wait.
-_SAMPLE_ROWS = 40_000
+_SAMPLE_ROWS = 100_000
 
 # A small micro-batch has this share of them, but so many for each core of Spark that all cores get some: what a
 # micro-batch costs that fewer cores work on says nothing of others.
-_SOME_SHARE = 20
+_SOME_SHARE = 50
 _FEWEST_ROWS = 32
 
 # Of a slow function, a large micro-batch has so many rows that they take about so many seconds, but not less than this
@@ -57,10 +57,14 @@ _TOO_LONG_S = 10.0
 _ROUNDS_MAX = 3
 _ENOUGH_S = 1.0
 
-# The way that is kept runs on, for so long at the most, until a round takes more than this share of the round before.
-# Java compiles what runs often, and until then a small micro-batch costs several times as much.
-_WARM_S = 3.0
-_WARM_SHARE = 0.9
+# The way that is kept runs on, for so long at the most, until so many rounds in a row were not quicker than this share
+# of the quickest one. Java compiles what runs often, in two steps: until the first one a small micro-batch costs
+# several times as much, and until the second one, after some millions of rows, a row costs twice as much. Of several
+# ranges each has its part of the time.
+_WARM_S = 20.0
+_WARM_OF_ONE_S = (3.0, 10.0)  # at least, and at most
+_WARM_SHARE = 0.95
+_WARM_ROUNDS = 3
 
 # The interval at which a burst is processed, for which the ways of a range are compared.
 _INTERVAL_S = BurstOptions().interval_max_s
@@ -190,7 +194,8 @@ class Operations:
             return Trial("columns", {})
         costs: dict[Way, BatchCost] = {}
         failure: Exception | None = None
-        for way in self.ways(form, sample.names):
+        ways = self.ways(form, sample.names)
+        for way in ways:
             try:
                 if (cost := self._try(form, sample, way)) is not None:
                     costs[way] = cost
@@ -198,6 +203,9 @@ class Operations:
                 raise
             except Exception as error:  # whatever the way cannot do, another way may
                 failure = error
+        if len(costs) > 1 and sum(cost.seconds(sample.many) for cost in costs.values()) < _ENOUGH_S * len(costs):
+            # The first way that was tried has had the least of Spark's own code compiled.
+            costs = {way: self._try(form, sample, way) or cost for way, cost in costs.items()}
         if not costs:
             if failure is not None:
                 raise failure
@@ -219,18 +227,22 @@ class Operations:
         if sample.many < _SAMPLE_ROWS and _ENOUGH_S <= cost.seconds(sample.many) < _TOO_LONG_S:
             self._run_small(form, sample, way)
             return self._try(form, sample, way) or cost
-        first = time.perf_counter()
-        while (before_s := cost.seconds(_SAMPLE_ROWS)) < _ENOUGH_S and time.perf_counter() - first < _WARM_S:
+        least_s, most_s = _WARM_OF_ONE_S
+        until = time.perf_counter() + min(max(least_s, _WARM_S / len(self._forms)), most_s)
+        best, slower = cost, 0
+        while (best_s := best.seconds(_SAMPLE_ROWS)) < _ENOUGH_S and time.perf_counter() < until:
             cost = self._try(form, sample, way) or cost
-            if cost.seconds(_SAMPLE_ROWS) > _WARM_SHARE * before_s:
+            slower = 0 if cost.seconds(_SAMPLE_ROWS) < _WARM_SHARE * best_s else slower + 1
+            if slower == _WARM_ROUNDS:
                 break
-        return cost
+            best = min(best, cost, key=lambda one: one.seconds(_SAMPLE_ROWS))
+        return best
 
     def _run_small(self, form: RangeForm, sample: Sample, way: Way) -> None:
         """Runs a way on micro-batches of hardly any records for a while."""
         run = self._runner(form, sample, way)
-        first = time.perf_counter()
-        while time.perf_counter() - first < _WARM_S:
+        until = time.perf_counter() + _WARM_OF_ONE_S[0]
+        while time.perf_counter() < until:
             run(sample.some)
 
     def _runner(self, form: RangeForm, sample: Sample, way: Way) -> Callable[[int], float]:

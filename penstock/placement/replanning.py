@@ -81,6 +81,7 @@ class Replanner:
         self._moved_at_s: float | None = None
         self._mean: Measured | None = None  # of the periods since the last change
         self._periods = 0  # how many these are
+        self._change = ""  # what began them, for people
         self._unsteady = 0  # the number of changes since there were two of them
         self._wanted = False  # whether the last plan from what was smoothed would have been adopted
         # For which tasks should move, what hops will cost then, and for which cost of a hop between nodes.
@@ -102,7 +103,7 @@ class Replanner:
         self._follow(seen.now)
         measured = self._measured(seen)
         if measured is None:
-            return None, Verdict(False, "what is measured has just changed")
+            return None, Verdict(False, f"{self._change}; tasks can move when two periods in a row agree")
         since_s = None if self._moved_at_s is None else now_s - self._moved_at_s
         costs = measured.costs(seen.message_bytes)
         told = resting(since_s, options) or hopeless(
@@ -148,7 +149,11 @@ class Replanner:
     def _follow(self, now: Measured) -> None:
         """Takes what was measured in a period."""
         before = self._mean
-        if before is not None and len(before.graph) == len(now.graph) and self._alike(before.graph, now.graph):
+        if before is None or len(before.graph) != len(now.graph):
+            change: str | None = "the load and the traffic were measured for one period"
+        else:
+            change = self._change_between(before.graph, now.graph)
+        if before is not None and change is None:
             self._periods += 1
             new = 1 / self._periods
             self._mean = Measured(
@@ -158,7 +163,7 @@ class Replanner:
             )
             self._unsteady = 0
         else:
-            self._mean, self._periods = now, 1
+            self._mean, self._periods, self._change = now, 1, change or ""
             self._unsteady += 1
 
     def _measured(self, seen: Look) -> Measured | None:
@@ -176,19 +181,28 @@ class Replanner:
         before, expected, node_cost = self._moved_for
         if max(node_cost, seen.node_cost) > _OTHER_HOPS * min(node_cost, seen.node_cost):
             return False
-        if len(before.graph) != len(now) or not self._alike(before.graph, now, _SAME_AS_AT_MOVE):
+        if len(before.graph) != len(now) or self._change_between(before.graph, now, _SAME_AS_AT_MOVE) is not None:
             return False
         least = _SAME_AS_AT_MOVE * now.total_traffic  # traffic that is little beside all of it
         return cost(seen.running, now, node_cost) <= max(_DEARER * expected, least)
 
-    def _alike(self, one: TrafficGraph, other: TrafficGraph, by: float = _SAME) -> bool:
-        """Returns whether the load of all tasks, that of each task and the traffic differ by less than this part of the
-        whole. The load of a task is measured less exactly than the traffic."""
-        busy = max(one.total_cpu, other.total_cpu, self._options.busy)
-        of_one = float(np.abs(one.cpu - other.cpu).max(initial=0.0))
-        if max(abs(one.total_cpu - other.total_cpu), of_one) > by * busy:
-            return False
-        return _difference(one, other) <= by * max(one.total_traffic, other.total_traffic)
+    def _change_between(self, before: TrafficGraph, now: TrafficGraph, by: float = _SAME) -> str | None:
+        """Returns None when the load of all tasks, that of each task and the traffic differ by less than this part of
+        the whole, and otherwise what differs, for people. The load of a task is measured less exactly than the
+        traffic."""
+        busy = max(before.total_cpu, now.total_cpu, self._options.busy)
+        if abs(before.total_cpu - now.total_cpu) > by * busy:
+            return f"the load of all tasks changed from {before.total_cpu:.2f} to {now.total_cpu:.2f} cores"
+        of_one = float(np.abs(before.cpu - now.cpu).max(initial=0.0))
+        if of_one > by * busy:
+            return f"the load of a task changed by {of_one:.2f} cores"
+        traffic = _difference(before, now)
+        if traffic > by * max(before.total_traffic, now.total_traffic):
+            return (
+                f"the traffic changed by {traffic / 1e6:.3g} MB/s, from {before.total_traffic / 1e6:.3g} to "
+                f"{now.total_traffic / 1e6:.3g} MB/s in all"
+            )
+        return None
 
     def _is_refused(self, seen: Look, now: Measured) -> bool:
         """Returns whether a plan was refused for the same placement and the same load."""
@@ -200,7 +214,7 @@ class Replanner:
         if not 1 / more < seen.node_cost / node_cost < more:
             return False
         crosses = cost(running, now.graph, node_cost), cost(running, before.graph, node_cost)
-        return crosses[0] <= more * crosses[1] and self._alike(before.graph, now.graph)
+        return crosses[0] <= more * crosses[1] and self._change_between(before.graph, now.graph) is None
 
 
 def _mixed(one: TrafficGraph, other: TrafficGraph, new: float) -> TrafficGraph:

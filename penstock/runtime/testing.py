@@ -113,8 +113,8 @@ def run(
     is from before the last of these records (2 or more: with 1 the run begins anew). All tasks are built again, from
     nothing but the flow and the state that the epoch has saved. The sources read again what has entered since, and what
     has reached the sinks since is dropped. The clock goes back too. So the results are those of a run without the
-    failure, unless an operator keeps something where no epoch saves it: in an attribute of a Process, in a variable of
-    a module. What it has kept there is then lost, or counts twice.
+    failure, unless an operator keeps something where no epoch saves it: in an attribute of a ProcessFunction, in a
+    variable of a module. What it has kept there is then lost, or counts twice.
 
     The clock is simulated. It begins at `begin`, a datetime with a time zone or milliseconds since 1970 (None:
     2024-01-01 00:00 UTC), and each look at it adds a microsecond. When nothing is left to do, it jumps to the next

@@ -146,9 +146,9 @@ _CONDITIONS: list[tuple[str, str]] = [
     (
         "goes_back",
         "the results change when the tasks go back to an epoch: something is kept where no epoch saves it, such as an "
-        "attribute of a Process or of an object that is called like a function, or a variable of a module. What it had "
-        "is lost with the tasks, or counts twice. Keep it in the state of a key: ctx.set(...), ctx.value_state(...), "
-        "ctx.list_state(...), ctx.map_state(...)",
+        "attribute of a ProcessFunction or of an object that is called like a function, or a variable of a module. "
+        "What it had is lost with the tasks, or counts twice. Keep it in the state of a key: ctx.set(...), "
+        "ctx.value_state(...), ctx.list_state(...), ctx.map_state(...)",
     ),
     (
         "batches",
@@ -165,8 +165,8 @@ _CONDITIONS: list[tuple[str, str]] = [
     (
         "tasks",
         "the results depend on the number of tasks: something is kept for all records of a task, such as an attribute "
-        "of a Process, and each task sees only some of the records. Keep it in the state of a key, and choose with "
-        "key_by which records belong together; or give the operator parallelism=1",
+        "of a ProcessFunction, and each task sees only some of the records. Keep it in the state of a key, and choose "
+        "with key_by which records belong together; or give the operator parallelism=1",
     ),
     (
         "interleaved",

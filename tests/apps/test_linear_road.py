@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.apps import cli
+from penstock.apps.app import packaged
 from penstock.apps.linear_road import app
 from penstock.apps.linear_road.source import TrafficSource
 from penstock.apps.linear_road.topology import topology
@@ -79,8 +80,8 @@ def test_the_source_gives_all_of_the_traffic(parallelism: int) -> None:
 
 
 def test_the_file_of_the_package() -> None:
-    records = list(map(parse, app.packaged().read_text().splitlines()))
-    flow = topology(ps.sources.TextFiles(str(app.packaged())), ps.sinks.Collect(), HISTORY, parse=parse)
+    records = list(map(parse, packaged("linear_road.dat").read_text().splitlines()))
+    flow = topology(ps.sources.TextFiles(str(packaged("linear_road.dat"))), ps.sinks.Collect(), HISTORY, parse=parse)
     found = ps.testing.run(flow, parallelism=2, batch_size=100)["answers"]
     check(found, checker.expected(records, HISTORY))
     assert {answer[0] for answer in found} == KINDS.keys()

@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.apps import cli
+from penstock.apps.app import packaged
 from penstock.apps.rides import app
 from penstock.apps.rides.city import TIME_MS, Location, Locations, Request, Requests
 from penstock.apps.rides.topology import POSTS, all_posts, matches, topology
@@ -158,10 +159,10 @@ def test_options_that_make_no_sense(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 4])
 def test_the_files_of_the_package(parallelism: int) -> None:
-    lines = [app.packaged(f"rides_{name}.csv").read_text().splitlines() for name in ("locations", "requests")]
+    lines = [packaged(f"rides_{name}.csv").read_text().splitlines() for name in ("locations", "requests")]
     locations, requests = list(map(app.parse_location, lines[0])), list(map(app.parse_request, lines[1]))
     flow = topology(
-        *(ps.sources.TextFiles(str(app.packaged(f"rides_{name}.csv"))) for name in ("locations", "requests")),
+        *(ps.sources.TextFiles(str(packaged(f"rides_{name}.csv"))) for name in ("locations", "requests")),
         ps.sinks.Collect(),
         lines=(app.parse_location, app.parse_request),
     )

@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.apps import cli
+from penstock.apps.app import packaged
 from penstock.apps.stock import app
 from penstock.apps.stock.book import Trade
 from penstock.apps.stock.orders import TIME_MS, Order, Orders, is_valid
@@ -147,7 +148,7 @@ def test_options_that_make_no_sense(arguments: list[str]) -> None:
 
 
 def test_the_file_of_the_package() -> None:
-    orders = [app.parse(line) for line in app.packaged().read_text().splitlines()]
+    orders = [app.parse(line) for line in packaged("stock_orders.csv").read_text().splitlines()]
     built = app.APP.build(options("--sample"))
     out = ps.testing.run(built.flow, parallelism=2, batch_size=20)
     trades = expected(filter(is_valid, orders), 60_000)

@@ -18,7 +18,7 @@ import pytest
 from penstock.bridge.session import SparkOptions, SparkUnavailable, open_session
 from penstock.bridge.session.diagnosis import Java, diagnose
 from penstock.bridge.session.in_time import in_time
-from penstock.bridge.session.jvm import DidNotStart
+from penstock.bridge.session.jvm import DidNotStart, Jvm
 from penstock.bridge.session.raydp_session import RevocableSettings
 from tests.e2e.processes import alive
 
@@ -219,6 +219,37 @@ def test_late_success_is_undone() -> None:
     with pytest.raises(TooLate):
         in_time(0.05, lambda: "late" if go.wait(20) else "never", go.set, undone.append)
     assert undone == ["late"]
+
+
+def test_a_jvm_that_is_given_up_while_it_starts_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that launches may never run again after `kill`, because the process ends."""
+    home, folders = tmp_path / "spark", tmp_path / "tmp"
+    (home / "bin").mkdir(parents=True)
+    folders.mkdir()
+    submit = home / "bin" / "spark-submit"
+    submit.write_text("#!/bin/sh\nexec cat\n")  # it never says its port
+    submit.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    monkeypatch.setattr("tempfile.tempdir", str(folders))
+    jvm = Jvm()
+    outcome: list[str] = []
+
+    def launch() -> None:
+        try:
+            jvm.launch({})
+        except RuntimeError as error:
+            outcome.append(str(error))
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    assert wait_until(lambda: list(folders.iterdir()) != [])
+    jvm.kill()
+    assert list(folders.iterdir()) == []
+    thread.join(20)
+    assert outcome in (["JAVA_GATEWAY_EXITED"], ["given up"])
+    assert list(folders.iterdir()) == []
 
 
 def test_revoked_settings_cannot_be_read() -> None:

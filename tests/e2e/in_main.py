@@ -143,7 +143,7 @@ def looked_at(record: Order) -> Order:
     return record
 
 
-class Keep(ps.Process):
+class Keep(ps.ProcessFunction):
     def process(self, ctx: ps.ProcessContext, key: User, record: Order) -> Any:
         looked_at(record)
         account = ctx.get() or Account(key, 0, 0, 0, None)

@@ -71,7 +71,7 @@ def checked_trade(trade: typing.Any) -> Trade:
     return trade
 
 
-class KeepBook(ps.Process):
+class KeepBook(ps.ProcessFunction):
     def process(self, ctx: ps.ProcessContext, key: TradeKey, record: Trade) -> typing.Any:
         checked_trade(record)
         book = ctx.get() or TradeBook(key, 0, 0, 0, None)

@@ -172,10 +172,11 @@ def grep(name: str, directory: Path, records: int, rate: float, seed: int = 0) -
 
 
 def timers(name: str, directory: Path, records: int, rate: float, seed: int = 0) -> RecoveryFlow:
-    """A Process that says by timers how many records each key has had since the last time, and at the end its state."""
+    """A ProcessFunction that says by timers how many records each key has had since the last time, and at the end its
+    state."""
     word = word_of()
 
-    class Tallies(ps.Process):
+    class Tallies(ps.ProcessFunction):
         """State of a key: [records, records since the last tally, tallies, when the timer is due or None]."""
 
         def process(self, ctx: ps.ProcessContext, key: str, record: tuple[str, int]) -> None:

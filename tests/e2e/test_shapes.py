@@ -14,7 +14,7 @@ import penstock as ps
 from tests.e2e.processes import LIMIT_S, wait_until
 
 
-class OrderCheck(ps.Process):
+class OrderCheck(ps.ProcessFunction):
     """Emits, at the end, how many records came from each sender and whether any came out of order."""
 
     def open(self, ctx: ps.ProcessContext) -> None:

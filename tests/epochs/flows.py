@@ -11,13 +11,13 @@ from collections import Counter
 from typing import Any
 
 from penstock.runtime.expressions import count, max_, mean, sum_
-from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.sinks.collect import Collect
 from tests.runtime.random_flows import Place, RandomFlow, mix, random_flow
 from tests.runtime.sim import Trickle
 
 
-class Tallies(Process):
+class Tallies(ProcessFunction):
     """Counts the records of each key, and says what has come since it last did so whenever one of the key's timers
     fires. It keeps account of the timers that must fire, and takes a wrong one for an error."""
 

@@ -15,7 +15,7 @@ from penstock.runtime.host.alignment import Alignment, aligned_tasks
 QUICK_STEP_MS, SLOW_STEP_MS, QUICK, SLOW, SLOW_RATE = 10, 2000, 100_000, 500, 100
 
 
-class Apart(ps.Process):
+class Apart(ps.ProcessFunction):
     """How far the sources are apart, at each record of the quick one."""
 
     def process(self, ctx: ps.ProcessContext, key: None, record: tuple[str, int]) -> list[int]:

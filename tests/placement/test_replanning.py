@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,8 +68,9 @@ class Job:
 def test_tasks_move_in_the_second_period_that_says_so() -> None:
     job = Job()
     assert job.goes_on(*[measured(ACROSS, 20_000)] * 8) == [1]
-    assert job.told[0] == "what is measured has just changed"
-    assert job.told[2] == "what is measured has just changed", "tasks load their workers otherwise now"
+    one_period = "the load and the traffic were measured for one period; tasks can move when two periods in a row agree"
+    assert job.told[0] == one_period
+    assert job.told[2] == one_period, "tasks load their workers otherwise now"
 
 
 def test_a_busy_job_gets_a_plan_that_fills_no_worker_too_much() -> None:
@@ -126,6 +128,22 @@ def test_a_hop_that_costs_a_little_more_is_no_change_of_a_job(cost: float, moves
     told = job.replanner._has_moved_for(replace(other, running=job.running), seen.graph)
     assert told is not bool(moves)
     assert expected == 0
+
+
+@pytest.mark.parametrize(
+    ("pairs", "rate", "cores", "said"),
+    [
+        (ACROSS, 20_000, 0.3, "the load of all tasks changed from 0.80 to 2.40 cores"),
+        (STRAIGHT, 20_000, 0.1, "the traffic changed by "),
+        (ACROSS, 40_000, 0.1, "the traffic changed by "),
+    ],
+)
+def test_the_verdict_says_what_has_changed(pairs: Any, rate: float, cores: float, said: str) -> None:
+    job = Job()
+    job.goes_on(*[measured(ACROSS, 20_000)] * 6)
+    job.goes_on(measured(pairs, rate, cores))
+    assert job.told[-1].startswith(said)
+    assert job.told[-1].endswith("tasks can move when two periods in a row agree")
 
 
 def test_a_period_of_a_change_moves_nothing() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session, Sliding, Tumbling
 from penstock.runtime.operators.asynchronous import Attempt, Caller, MapAsync
-from penstock.runtime.operators.process import BroadcastProcess, CoProcess, ProcessContext
+from penstock.runtime.operators.process import BroadcastProcessFunction, CoProcessFunction, ProcessContext
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.collect import Collect
 from tests.runtime.sim import Trickle
@@ -517,7 +517,7 @@ _CALLS: tuple[Callable[[RandomFlow, Place, random.Random, int], None], ...] = (_
 # --- two inputs ----------------------------------------------------------------------------------------------------
 
 
-class Pairs(CoProcess):
+class Pairs(CoProcessFunction):
     """Each record of one input with each of the other that has the same key."""
 
     def process1(self, ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
@@ -540,7 +540,7 @@ def _pairs(made: RandomFlow, a: Place, b: Place, rng: random.Random) -> None:
     _write(made, Place(out, expected), rng)
 
 
-class Told(BroadcastProcess):
+class Told(BroadcastProcessFunction):
     """Notes all that it is told; each task says at the end what it knows. Keyed records are counted."""
 
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> list[Any]:

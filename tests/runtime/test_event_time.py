@@ -24,7 +24,7 @@ from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.message import WATERMARK, address, signal
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage, StageContext
-from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.program.plan import rescaled
 from penstock.runtime.records.userfunc import ErrorHandler
@@ -323,7 +323,7 @@ def test_a_flow_without_windows_has_watermarks_to_no_effect() -> None:
     assert sorted(ps.testing.run(flow)["out"]) == [-5, -4, -3, -2, -1]
 
 
-class LastWords(Process):
+class LastWords(ProcessFunction):
     """Says at the end what it has had."""
 
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:

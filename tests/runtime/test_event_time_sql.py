@@ -111,7 +111,7 @@ def test_functions_of_windows(kind: str, records: list[Row], parallelism: int) -
     assert found == sql(query, records=numbered(records))
 
 
-class Total(ps.Aggregator):
+class Total(ps.AggregateFunction):
     def create(self) -> int:
         return 0
 

@@ -147,7 +147,7 @@ def test_the_end_of_a_generator_of_ours_is_no_failure() -> None:
     assert running.errors.skipped == 0
 
 
-class LeavingProcess(ps.Process):
+class LeavingProcess(ps.ProcessFunction):
     """Ends the process in one of its methods."""
 
     def __init__(self, method: str) -> None:

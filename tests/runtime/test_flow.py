@@ -12,7 +12,7 @@ import pytest
 
 from penstock.runtime import testing
 from penstock.runtime.errors import FlowError
-from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks import Files
 from penstock.runtime.sinks.call import Null
@@ -35,7 +35,7 @@ class Table(Source):
         return ["name", "price"]
 
 
-class Locked(Process):
+class Locked(ProcessFunction):
     def __init__(self) -> None:
         self.lock = lock
 

@@ -32,12 +32,12 @@ class Order:
     price: int
 
 
-class Counting(ps.Process):
+class Counting(ps.ProcessFunction):
     def process(self, ctx: ps.ProcessContext, key: Any, record: Any) -> None:
         ctx.emit(record)
 
 
-class Idle(ps.Process):
+class Idle(ps.ProcessFunction):
     """A process without a process method."""
 
 
@@ -128,7 +128,7 @@ def two(method: str, *arguments: Any, **options: Any) -> Any:
     return getattr(a, method)(b, *arguments, **options)
 
 
-class Longest(ps.Aggregator):
+class Longest(ps.AggregateFunction):
     """An aggregate that does not say how two of it become one."""
 
     def create(self) -> int:
@@ -266,10 +266,13 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "two streams that are not told apart": (lambda: timed().connect(some()), ("b.broadcast()", "b.key_by(...)")),
     "one function for two inputs": (
         lambda: two("connect").process(lambda ctx, key, record: None),
-        ("one function", "CoProcess"),
+        ("one function", "CoProcessFunction"),
     ),
-    "a Process for two inputs": (lambda: two("connect").process(ps.Process()), ("CoProcess", "Process is none")),
-    "a CoProcess for one input": (lambda: timed().process(ps.CoProcess()), ("no method process",)),
+    "a ProcessFunction for two inputs": (
+        lambda: two("connect").process(ps.ProcessFunction()),
+        ("CoProcessFunction", "ProcessFunction is none"),
+    ),
+    "a CoProcessFunction for one input": (lambda: timed().process(ps.CoProcessFunction()), ("no method process",)),
     "early results of a count window": (
         lambda: timed().window(ps.CountWindow(3), early_count=1).count(),
         ("no early results", "GlobalWindow()"),
@@ -278,11 +281,11 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         lambda: timed().window(ps.Session(3), updates="retract").process(lambda ctx, key, window, records: []),
         ("cannot be taken back",),
     ),
-    "sessions of an Aggregator that cannot merge": (
+    "sessions of an AggregateFunction that cannot merge": (
         lambda: timed().window(ps.Session(3)).aggregate(Longest()),
         ("two sessions may become one", "merge(self, a, b)"),
     ),
-    "an Aggregator without a method": (lambda: timed().aggregate(ps.Aggregator()), ("no method create",)),
+    "an AggregateFunction without a method": (lambda: timed().aggregate(ps.AggregateFunction()), ("no method create",)),
     "map of a flow": (lambda: any_ps.Flow("f").map(str), ("no method 'map'", "begins with flow.read(source)")),
     "name of another library": (lambda: some().groupby("user"), ("no method 'groupby'", ".key_by(selector)")),
     "misspelt method": (lambda: some().fliter(bool), ("no method 'fliter'", "did you mean 'filter'?")),
@@ -569,7 +572,7 @@ def soon(ctx: ps.ProcessContext) -> None:
     ctx.set_timer(after_s=1)
 
 
-class _Forgetting(ps.Process):
+class _Forgetting(ps.ProcessFunction):
     def process(self, ctx: ps.ProcessContext, key: Any, record: Any) -> None:
         soon(ctx)
 

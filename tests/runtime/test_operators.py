@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.runtime.errors import FlowError, PenstockError, RecordError
 from penstock.runtime.operators.aggregated import Aggregated, Emit, Reduce
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
-from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.operators.processing import Processing
 from penstock.runtime.operators.stateless import Filter, FlatMap, KeyBy, Map, MapBatches
 from penstock.runtime.records.batch import Batch, KeyedBatch
@@ -350,7 +350,7 @@ def test_an_unknown_side_output_says_what_there_is() -> None:
     assert isinstance(caught.value.__cause__, PenstockError)
 
 
-class Summary(Process):
+class Summary(ProcessFunction):
     """Emits its state at the end, by whichever way `how` says."""
 
     def __init__(self, how: str) -> None:
@@ -392,7 +392,7 @@ def test_an_error_of_a_process_at_its_end_names_the_operator() -> None:
         list(stage.finish())
 
 
-class Bound(Process):
+class Bound(ProcessFunction):
     """Knows which task it was opened for."""
 
     def open(self, ctx: ProcessContext) -> None:
@@ -428,8 +428,11 @@ def test_every_task_has_a_process_of_its_own() -> None:
         (lambda: Reduce(None), "needs a function"),
         (lambda: Reduce(max, "sometimes"), "use 'latest', 'every' or 'final'"),
         (lambda: Processing(3), "needs a function"),
-        (lambda: Processing(print, outputs=("a", "a")), "must be unique"),
-        (lambda: Processing(print, outputs=(DEAD_LETTERS,)), "must be unique"),
+        (lambda: Processing(print, outputs=("a", "a")), "each name must appear once"),
+        (lambda: Processing(print, outputs=(DEAD_LETTERS,)), "an output 'dead_letters' of its own"),
+        (lambda: Processing(print, outputs="late"), r"give a tuple of names: \('late',\)"),
+        (lambda: Processing(print, outputs=(3,)), "which are texts"),
+        (lambda: Processing(print, outputs=3), "which are texts"),
     ],
 )
 def test_an_operator_that_cannot_run_is_refused(make: Any, message: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.runtime.errors import RecordError
-from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.call import Null
@@ -154,7 +154,7 @@ class _LoggedWriter(SinkWriter):
         self._call("close failed" if failed else "close")
 
 
-class Loud(Process):
+class Loud(ProcessFunction):
     def __init__(self, fail_at: str = "") -> None:
         self.fail_at = fail_at
 

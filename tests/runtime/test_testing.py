@@ -16,7 +16,7 @@ import pytest
 from penstock.runtime import testing
 from penstock.runtime.errors import CodecError, FlowError, RecordError
 from penstock.runtime.event_time.windows import Tumbling
-from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.call import Call, Null
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
@@ -124,7 +124,7 @@ def test_the_time_that_steps_take_does_not_show(monkeypatch: pytest.MonkeyPatch)
     assert all(output == outputs[0] for output in outputs)
 
 
-class Numbering(Process):
+class Numbering(ProcessFunction):
     """Keeps state in itself, which it should not."""
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ def test_a_reader_with_a_clock_of_its_own_is_waited_for() -> None:
     assert testing.run(flow)["write"] == [1, 2, 3, 4]
 
 
-class Silence(Process):
+class Silence(ProcessFunction):
     """Says when a key has been silent for 2.5 seconds."""
 
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
@@ -493,7 +493,7 @@ def test_a_pause_is_no_negative_time() -> None:
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
-class Kept(Process):
+class Kept(ProcessFunction):
     """Keeps what it should."""
 
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
@@ -505,7 +505,7 @@ class Kept(Process):
 WORDS = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question", "to", "be"]
 
 
-def processing(process: Process) -> Flow:
+def processing(process: ProcessFunction) -> Flow:
     flow = Flow("f")
     flow.read(Memory([])).key_by(str).process(process).write(Null())
     return flow

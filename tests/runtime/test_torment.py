@@ -12,7 +12,12 @@ import pytest
 
 import penstock as ps
 from penstock.runtime.errors import FlowError, RecordError
-from penstock.runtime.operators.process import BroadcastProcess, CoProcess, Process, ProcessContext
+from penstock.runtime.operators.process import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    ProcessContext,
+    ProcessFunction,
+)
 from penstock.runtime.program.flow import KeyedStream, Stream
 from penstock.runtime.state.keyed import KeyedMap
 from penstock.runtime.state.timers import Timers
@@ -27,13 +32,13 @@ RULES = [{"user": "ann", "limit": 2}, {"user": "bob", "limit": 4}, {"user": "cy"
 # --- what is right ---------------------------------------------------------------------------------------------------
 
 
-class Counts(Process):
+class Counts(ProcessFunction):
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
         ctx.set(ctx.get(0) + 1)
         return [(key, ctx.get())]
 
 
-class Named(Process):
+class Named(ProcessFunction):
     """Uses all kinds of state, and says at the end of the input what there is."""
 
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
@@ -49,7 +54,7 @@ class Named(Process):
             yield key, ctx.value_state("last").get(), list(ctx.list_state("all")), dict(ctx.map_state("by rest"))
 
 
-class Silent(Process):
+class Silent(ProcessFunction):
     """Says how many clicks a user has made before each silence of ten minutes."""
 
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
@@ -63,7 +68,7 @@ class Silent(Process):
         return [(key, found)]
 
 
-class Later(Process):
+class Later(ProcessFunction):
     """Gives each record back when the watermark has reached ten seconds after it."""
 
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
@@ -74,7 +79,7 @@ class Later(Process):
         return [ctx.map_state("waiting").pop(at_ms)]
 
 
-class Joins(CoProcess):
+class Joins(CoProcessFunction):
     """Joins each click with the limit of its user, whichever comes first."""
 
     def process1(self, ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
@@ -91,7 +96,7 @@ class Joins(CoProcess):
         return [(key, click["n"], record["limit"]) for click in waiting]
 
 
-class Limits(BroadcastProcess):
+class Limits(BroadcastProcessFunction):
     """Says at the end of the input how many clicks of a user are above the limit."""
 
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
@@ -161,7 +166,7 @@ RIGHT: dict[str, Callable[[Stream], Stream]] = {
 }
 
 
-class Sides(Process):
+class Sides(ProcessFunction):
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
         ctx.set(ctx.get(0) + record["n"])
         if not record["n"] % 2:
@@ -228,7 +233,7 @@ def test_results_without_hashes_and_without_equality() -> None:
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
-class KeptInAttribute(Process):
+class KeptInAttribute(ProcessFunction):
     def __init__(self) -> None:
         self.seen: dict[Any, int] = {}
 
@@ -237,7 +242,7 @@ class KeptInAttribute(Process):
         return [(key, self.seen[key])]
 
 
-class KeptInClass(Process):
+class KeptInClass(ProcessFunction):
     """What an object of the class has counted, the next one counts again."""
 
     seen: ClassVar[dict[Any, int]] = {}
@@ -247,7 +252,7 @@ class KeptInClass(Process):
         return [(key, self.seen[key])]
 
 
-class KeptInModule(Process):
+class KeptInModule(ProcessFunction):
     """Begins anew with the first record of a run, so that only going back shows that records count twice."""
 
     total = 0
@@ -267,7 +272,7 @@ class KeptInFunction:
         return self.seen
 
 
-class OfAllKeys(Process):
+class OfAllKeys(ProcessFunction):
     """Counts all records of a task."""
 
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
@@ -336,7 +341,7 @@ def test_a_generator_that_is_interrupted() -> None:
     assert "a generator of results, which is read piece by piece, uses something that others change meanwhile" in said
 
 
-class FirstWins(CoProcess):
+class FirstWins(CoProcessFunction):
     def process1(self, ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
         return [(key, record["n"], ctx.get())]
 
@@ -345,7 +350,7 @@ class FirstWins(CoProcess):
 
 
 MISTAKES: dict[str, tuple[Callable[..., Stream], str]] = {
-    "an attribute of a Process": (
+    "an attribute of a ProcessFunction": (
         lambda s: s.key_by("user").process(KeptInAttribute()),
         r"go back to an epoch: something is kept where no epoch saves it.* Keep it in the state of a key",
     ),
@@ -427,7 +432,7 @@ def test_an_error_that_the_plain_run_does_not_have() -> None:
     assert isinstance(caught.value.__cause__, RecordError)
 
 
-class Unsaved(Process):
+class Unsaved(ProcessFunction):
     def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
         ctx.set(threading.Lock())
 

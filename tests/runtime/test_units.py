@@ -91,7 +91,7 @@ def test_every_bare_number_of_an_option_class_has_its_unit_in_its_name(options: 
         assert not re.search("second|millis|minute|_ms", field.name), field.name
 
 
-class Timed(ps.Process):
+class Timed(ps.ProcessFunction):
     """Does what the record, a function of the context, says; says when timers fire."""
 
     def process(self, ctx: ps.ProcessContext, key: Any, record: Any) -> list[Any]:

@@ -12,11 +12,9 @@ import glob
 import time
 from collections import Counter
 from collections.abc import Iterable
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from penstock.apps.app import App, Prepared, Status, count, seconds
+from penstock.apps.app import App, Prepared, Status, above_zero_or_max, count, packaged, seconds
 from penstock.apps.few import SHOWN, Few
 from penstock.apps.latest import Latest
 from penstock.apps.linear_road.source import TrafficSource
@@ -101,11 +99,6 @@ def _quantile(delays: Counter[int], share: float) -> int:
     return max(delays)
 
 
-def packaged() -> Path:
-    """Returns the path of the records that are part of the package. data/README.md describes them."""
-    return Path(str(resources.files("penstock.apps") / "data" / "linear_road.dat"))
-
-
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--xways", metavar="N", type=count, default=1, help="number of expressways (1)")
     parser.add_argument(
@@ -118,7 +111,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speed",
         metavar="F",
-        type=_speed,
+        type=above_zero_or_max("speed"),
         default=_SPEED,
         help=f"seconds of traffic in a second, or 'max' ({_SPEED:g}); the benchmark has 1",
     )
@@ -139,19 +132,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _speed(text: str) -> float | None:
-    if text == "max":
-        return None
-    speed = seconds(text)
-    if not speed:
-        raise argparse.ArgumentTypeError("a speed must be above 0")
-    return speed
-
-
 def _build(options: argparse.Namespace) -> Prepared:
     if options.sample and options.input is not None:
         raise FlowError("--sample reads the file of the package; leave out --input")
-    pattern = str(packaged()) if options.sample else options.input
+    pattern = str(packaged("linear_road.dat")) if options.sample else options.input
     files = 1
     speed, start_ms = None, 0.0
     source: Source

@@ -148,7 +148,7 @@ def _minute(time: int) -> int:
 # --- segments --------------------------------------------------------------------------------------------------
 
 
-class _Statistics(ps.Aggregator):
+class _Statistics(ps.AggregateFunction):
     """The sum of the speeds, how many there are, and the number of different cars."""
 
     def create(self) -> list[Any]:
@@ -170,7 +170,7 @@ def _of_minute(window: tuple[Segment, int, int, tuple[int, int, int]]) -> tuple[
     return segment, "minute", _minute(start_ms // 1000), *found
 
 
-class _Tolls(ps.CoProcess):
+class _Tolls(ps.CoProcessFunction):
     """Answers who has entered a segment, when the watermark has passed the entry.
 
     The first input has entries (segment, vid, time), and the second one what is known of the segment: minutes, and
@@ -260,7 +260,7 @@ def _nearest(accidents: dict[Place, list[Any]], segment: Segment, minute: int) -
 # --- cars ------------------------------------------------------------------------------------------------------
 
 
-class _Cars(ps.Process):
+class _Cars(ps.ProcessFunction):
     """Brings the reports of a car into order, and says what each of them means.
 
     It emits an entry (segment, vid, time). The side output "leaves" has (vid, time of the entry, time of the next
@@ -321,7 +321,7 @@ class _Cars(ps.Process):
             ctx.output(STOPS, (place, time, vid, True, seg))
 
 
-class _Accidents(ps.Process):
+class _Accidents(ps.ProcessFunction):
     """Finds accidents at a place, and tells the segments that they concern.
 
     The state is: the stops that wait, the cars that are stopped, and the segment of the accident, if there is one.
@@ -373,7 +373,7 @@ def _question(record: Record) -> tuple[int, int, int, str]:
     return record[VID], record[TIME], record[QID], BALANCE_IS
 
 
-class _Accounts(ps.CoProcess):
+class _Accounts(ps.CoProcessFunction):
     """Charges tolls, and answers questions about balances when the watermark has passed them.
 
     The first input has tolls, and the second one leaves and questions. A toll and the leave of the same entry come in

@@ -38,6 +38,7 @@ from itertools import chain, repeat
 from math import pi, sin
 from typing import TYPE_CHECKING
 
+from penstock.apps.hashing import GOLDEN, mixed
 from penstock.runtime.errors import FlowError
 
 if TYPE_CHECKING:
@@ -79,7 +80,6 @@ _TAIL_MOST = 10
 _REENTRY, _REENTRY_MIN_S, _REENTRY_S = 0.10, 1_000, 1_000
 _BALANCES, _EXPENSES = 0.005, 0.001  # of the reports: a half and a tenth of one in a hundred
 _CELLS = 2 * SEGMENTS * LANES
-_WORD = (1 << 64) - 1
 
 # The rows of the table of cars that report in the same seconds.
 _VID, _DIR, _POS, _LANE, _SPEED, _EXIT, _UNTIL, _SEG = range(8)
@@ -425,24 +425,16 @@ class History:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self._key = _mixed(seed * 0x9E3779B97F4A7C15 + 1)
+        self._key = mixed(seed * GOLDEN + 1)
 
     def toll(self, vid: int, day: int, xway: int) -> int:
         """Returns the toll of a day, 1 (yesterday) to 69."""
         if not 1 <= day <= DAYS:
             raise ValueError(f"the history has days 1 to {DAYS}, and no day {day}")
-        word = _mixed(_mixed(_mixed(self._key ^ vid) + day) + xway)
+        word = mixed(mixed(mixed(self._key ^ vid) + day) + xway)
         return TOLL_MIN + ((word >> 32) * (TOLL_MAX - TOLL_MIN + 1) >> 32)
 
     __call__ = toll
-
-
-def _mixed(word: int) -> int:
-    """The output function of SplitMix64: every bit depends on the whole word."""
-    word &= _WORD
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
-    return word ^ word >> 31
 
 
 # --- the benchmark's files -------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def q22(events: Stream) -> Stream:
 # --- joins without windows -------------------------------------------------------------------------------------
 
 
-class _Join(ps.CoProcess):
+class _Join(ps.CoProcessFunction):
     """Joins the one record of a key in the first input with all of the key in the second, whichever come first.
 
     It keeps the one for good, and the others only until the one has come.
@@ -219,7 +219,7 @@ _EXPANDED = (
 # --- winning bids ----------------------------------------------------------------------------------------------
 
 
-class _WinningBids(ps.CoProcess):
+class _WinningBids(ps.CoProcessFunction):
     """Emits each auction with its winning bid, when event time has passed its end.
 
     A bid that comes before its auction is kept until event time has passed the bid. If the auction has not come by
@@ -275,7 +275,7 @@ def q4(events: Stream) -> Stream:
     )
 
 
-class _LastAuctions(ps.Process):
+class _LastAuctions(ps.ProcessFunction):
     """Emits the average price of a seller's last closed auctions, after each of them. Auctions may come in any order,
     because several tasks close them."""
 
@@ -360,7 +360,7 @@ def q11(events: Stream) -> Stream:
     return sessions.map(lambda window: (window[0], window[3], window[1], window[2]), name="q11")
 
 
-class _ClockWindows(ps.Process):
+class _ClockWindows(ps.ProcessFunction):
     """Counts the records of a key in windows of the clock."""
 
     def process(self, ctx: ps.ProcessContext, key: int, bid: Event) -> None:
@@ -395,7 +395,7 @@ def _rank(price: int) -> int:
     return 1 if price < 10_000 else 2 if price < 1_000_000 else 3
 
 
-class _Statistics(ps.Process):
+class _Statistics(ps.ProcessFunction):
     """Counts bids, distinct bidders and distinct auctions, of all prices and of three ranks of prices. The key is a
     tuple that ends in the day. `minutes`: results have the latest minute too."""
 

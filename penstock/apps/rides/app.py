@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from importlib import resources
-from pathlib import Path
 
-from penstock.apps.app import App, Prepared, Status, count, seconds
+from penstock.apps.app import App, Prepared, Status, above_zero_or_max, count, packaged, seconds
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.rides.city import EVERY_S, REQUESTS_PER_S, Location, Locations, Requests
 from penstock.apps.rides.topology import RADIUS_M, topology
@@ -56,16 +54,11 @@ def parse_request(line: str) -> Location:
     )
 
 
-def packaged(name: str) -> Path:
-    """Returns the path of a file that is part of the package. data/README.md describes them."""
-    return Path(str(resources.files("penstock.apps") / "data" / name))
-
-
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate",
         metavar="R",
-        type=_rate,
+        type=above_zero_or_max("rate"),
         default=REQUESTS_PER_S,
         help=f"requests a second, or 'max': all of --duration as fast as possible ({REQUESTS_PER_S:g})",
     )
@@ -101,15 +94,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="seconds by which lines of files may be out of order (0)",
     )
-
-
-def _rate(text: str) -> float | None:
-    if text == "max":
-        return None
-    rate = seconds(text)
-    if not rate:
-        raise argparse.ArgumentTypeError("a rate must be above 0")
-    return rate
 
 
 def _build(options: argparse.Namespace) -> Prepared:

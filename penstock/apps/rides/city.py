@@ -20,6 +20,7 @@ from collections.abc import Callable
 from math import cos, hypot, radians
 from typing import Final
 
+from penstock.apps.hashing import GOLDEN, mixed
 from penstock.runtime.errors import FlowError
 
 Location = tuple[str, float, float, int]
@@ -44,8 +45,6 @@ START_MS = 1_700_000_000_000
 _WAY_MS = 600_000
 _AROUND = 0.02  # degrees from home that a driver drives at most, in each direction
 _EARTH_M = 6_371_000
-_WORD = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 _DRIVER, _REQUEST = 1, 2  # what hashes are about
 
 
@@ -110,14 +109,14 @@ class Locations:
         """Returns a driver's id and home, and when its ways begin."""
         known = self._known.get(driver)
         if known is None:
-            word = _mixed(self._key + (driver + 1) * _GOLDEN)
+            word = mixed(self._key + (driver + 1) * GOLDEN)
             lon, lat = _central(word)
-            known = self._known[driver] = (_id(word), lon, lat, _mixed(word + 3) % _WAY_MS)
+            known = self._known[driver] = (_id(word), lon, lat, mixed(word + 3) % _WAY_MS)
         return known
 
     def _stop(self, driver: int, way: int) -> tuple[float, float]:
         """Returns where a way of a driver begins."""
-        word = _mixed(_mixed(self._key ^ (driver + 1) * _GOLDEN) + way)
+        word = mixed(mixed(self._key ^ (driver + 1) * GOLDEN) + way)
         _, lon, lat, _ = self._home(driver)
         lon += _AROUND * ((word >> 32) / (1 << 31) - 1)
         lat += _AROUND * ((word & 0xFFFFFFFF) / (1 << 31) - 1)
@@ -147,7 +146,7 @@ class Requests:
         return _requests, (self.seed, self.per_s, self.start_ms)
 
     def __call__(self, number: int) -> Request:
-        word = _mixed(self._key + (number + 1) * _GOLDEN)
+        word = mixed(self._key + (number + 1) * GOLDEN)
         lon, lat = _central(word)
         return _id(word), round(lon, 5), round(lat, 5), self.start_ms + int(number * 1000 / self.per_s)
 
@@ -162,23 +161,15 @@ def _requests(seed: int, per_s: float, start_ms: int) -> Requests:
 
 def _central(word: int) -> tuple[float, float]:
     """Returns a place of the city, by a hash. Each coordinate is a mean of two, so that the middle is the likeliest."""
-    one, two = _mixed(word + 1), _mixed(word + 2)
+    one, two = mixed(word + 1), mixed(word + 2)
     east = (one >> 32) + (one & 0xFFFFFFFF)
     north = (two >> 32) + (two & 0xFFFFFFFF)
     return WEST + (EAST - WEST) * east / (1 << 33), SOUTH + (NORTH - SOUTH) * north / (1 << 33)
 
 
 def _id(word: int) -> str:
-    return f"{word:016x}{_mixed(word + 4):016x}"
+    return f"{word:016x}{mixed(word + 4):016x}"
 
 
 def _key(seed: int, about: int) -> int:
-    return _mixed(_mixed(seed * _GOLDEN + _GOLDEN) + about)
-
-
-def _mixed(word: int) -> int:
-    """The output function of SplitMix64: every bit depends on the whole word."""
-    word &= _WORD
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
-    return word ^ word >> 31
+    return mixed(mixed(seed * GOLDEN + GOLDEN) + about)

@@ -112,7 +112,7 @@ def all_posts() -> tuple[str, ...]:
     return tuple(found[group] for group in range(POSTS))
 
 
-class Matcher(ps.BroadcastProcess):
+class Matcher(ps.BroadcastProcessFunction):
     """Answers each request with the best of the drivers of this task.
 
     The state of a driver is the list of its places, in order of time: the last one up to the watermark, and all later
@@ -274,7 +274,7 @@ def _time_of(place: Place) -> int:
     return place[0]
 
 
-class _Best(ps.Process):
+class _Best(ps.ProcessFunction):
     """Emits the best answer to a request when the answers of all posts have come."""
 
     def process(self, ctx: ps.ProcessContext, key: str, answer: Answer) -> Iterable[Match] | None:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from hashlib import blake2b
-from importlib import resources
-from pathlib import Path
 
-from penstock.apps.app import App, Prepared, Status, add_load_options, count, described_rate, seconds
+from penstock.apps.app import App, Prepared, Status, add_load_options, count, described_rate, packaged, seconds
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.stock.orders import RATE, SYMBOLS, Order, Orders
 from penstock.apps.stock.topology import LIFETIME_S, TOP, WINDOW_S, topology
@@ -41,11 +39,6 @@ def parse(line: str) -> Order:
         "a line of orders is number,symbol,side,cents,quantity,time_ms or symbol,side,price,time_ms; this one has "
         f"{len(fields)} fields: {line[:200]!r}"
     )
-
-
-def packaged() -> Path:
-    """Returns the path of the orders that are part of the package. data/README.md describes them."""
-    return Path(str(resources.files("penstock.apps") / "data" / "stock_orders.csv"))
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +72,7 @@ def _build(options: argparse.Namespace) -> Prepared:
         raise FlowError("--sample reads the file of the package; leave out --input")
     if not options.window:
         raise FlowError("--window must be above 0 seconds")
-    path = str(packaged()) if options.sample else options.input
+    path = str(packaged("stock_orders.csv")) if options.sample else options.input
     if path is None:
         source, about = _generated(options)
     else:

@@ -22,6 +22,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
+from penstock.apps.hashing import GOLDEN, WORD, mixed
 from penstock.runtime.errors import FlowError
 
 Order = tuple[int, str, str, int, int, int]
@@ -47,8 +48,6 @@ _PRICE_MIN, _PRICE_MAX = 500, 50_000  # where the price of a symbol begins
 _WAVES = ((3_600_000, 0.05), (300_000, 0.015), (20_000, 0.004))  # milliseconds between two points, and how far they go
 _WIDTH = 0.005  # how far limits are from the price at most
 _EAGER = 0.5  # the share of this width that lies on the side that makes a match
-_WORD = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Orders:
@@ -88,8 +87,8 @@ class Orders:
         return _orders, (self.seed, self.symbols, self.rate, self.start_ms, self.invalid_share)
 
     def __call__(self, number: int) -> Order:
-        one = _mixed(self._key + (3 * number + 1) * _GOLDEN)
-        two = _mixed(self._key + (3 * number + 2) * _GOLDEN)
+        one = mixed(self._key + (3 * number + 1) * GOLDEN)
+        two = mixed(self._key + (3 * number + 2) * GOLDEN)
         time_ms = self.start_ms + int(number * 1000 / self.rate)
         symbol = bisect_right(self._shares, (one >> 32) / (1 << 32))
         mid = self.price(symbol, time_ms)
@@ -115,22 +114,22 @@ class Orders:
             point, passed = divmod(time_ms, period_ms)
             line = lines[wave]
             if line[0] != point:  # the last one is kept, because the next order is likely to need it
-                begin = _mixed(key + (point << 2) + wave) / _WORD
-                end = _mixed(key + (point + 1 << 2) + wave) / _WORD
+                begin = mixed(key + (point << 2) + wave) / WORD
+                end = mixed(key + (point + 1 << 2) + wave) / WORD
                 line = lines[wave] = (point, height * (2 * begin - 1), height * 2 * (end - begin) / period_ms)
             far += line[1] + line[2] * passed
         return first * far
 
     @cached_property
     def _key(self) -> int:
-        return _mixed(self.seed * _GOLDEN + _GOLDEN)
+        return mixed(self.seed * GOLDEN + GOLDEN)
 
     @cached_property
     def _walks(self) -> list[tuple[int, float, list[tuple[int, float, float]]]]:
         """Of each symbol: its key, its first price, and the lines that `price` used last, one for each wave."""
-        keys = [_mixed(self._key ^ (symbol + 1) * _GOLDEN) for symbol in range(self.symbols)]
+        keys = [mixed(self._key ^ (symbol + 1) * GOLDEN) for symbol in range(self.symbols)]
         return [
-            (key, _PRICE_MIN + (_PRICE_MAX - _PRICE_MIN) * (key / _WORD) ** 3, [(-1, 0.0, 0.0)] * len(_WAVES))
+            (key, _PRICE_MIN + (_PRICE_MAX - _PRICE_MIN) * (key / WORD) ** 3, [(-1, 0.0, 0.0)] * len(_WAVES))
             for key in keys
         ]
 
@@ -157,11 +156,3 @@ def is_valid(order: Order) -> bool:
 
 def _orders(seed: int, symbols: int, rate: float, start_ms: int, invalid_share: float) -> Orders:
     return Orders(seed, symbols=symbols, rate=rate, start_ms=start_ms, invalid_share=invalid_share)
-
-
-def _mixed(word: int) -> int:
-    """The output function of SplitMix64: every bit depends on the whole word."""
-    word &= _WORD
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
-    return word ^ word >> 31

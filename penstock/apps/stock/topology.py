@@ -72,7 +72,7 @@ def match(orders: Stream, *, lifetime_s: float | None = LIFETIME_S, lateness_s: 
     return in_time.key_by(1).process(_Match(lifetime_ms), outputs=(LATE,), name="match")
 
 
-class _Match(ps.Process):
+class _Match(ps.ProcessFunction):
     """Brings the orders of a symbol into the order of their times, and gives them to the book of the symbol.
 
     The state is the book, and a list of the orders that the watermark has not passed, in order.

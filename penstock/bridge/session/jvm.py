@@ -39,6 +39,7 @@ class Jvm:
         self.gateway: Any = None  # ours, and only then ours to end
         self._lines: deque[str] = deque(maxlen=_TAIL)
         self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # in which the JVM says its port
         self._killed = False
         self._lock = threading.Lock()
 
@@ -55,19 +56,20 @@ class Jvm:
         command = [os.path.join(_find_spark_home(), "bin", "spark-submit")]
         for key, value in settings.items():
             command += ["--conf", f"{key}={value}"]
-        with tempfile.TemporaryDirectory(prefix="penstock-spark-") as folder:
-            file = Path(folder, "port")
-            with self._lock:
-                if self._killed:
-                    raise RuntimeError("given up")
-                self._process = process = subprocess.Popen(
-                    [*command, "pyspark-shell"],
-                    stdin=subprocess.PIPE,  # it ends when this pipe does, so also when this process is killed
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(file)},
-                    start_new_session=True,  # Ctrl-C is for this process, which then stops Spark in order
-                )
+        with self._lock:
+            if self._killed:
+                raise RuntimeError("given up")
+            self._folder = folder = tempfile.TemporaryDirectory(prefix="penstock-spark-", ignore_cleanup_errors=True)
+            file = Path(folder.name, "port")
+            self._process = process = subprocess.Popen(
+                [*command, "pyspark-shell"],
+                stdin=subprocess.PIPE,  # it ends when this pipe does, so also when this process is killed
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(file)},
+                start_new_session=True,  # Ctrl-C is for this process, which then stops Spark in order
+            )
+        with folder:
             listener = threading.Thread(target=self._listen, args=(process,), name="penstock-spark-log", daemon=True)
             listener.start()
             while not file.exists():
@@ -99,12 +101,16 @@ class Jvm:
         """Ends the JVM and the processes that it has started, if it was launched here."""
         with self._lock:
             self._killed = True
-            process = self._process
+            process, folder = self._process, self._folder
         if self.gateway is not None:
             with contextlib.suppress(Exception):  # its JVM may have gone
                 self.gateway.shutdown()
         if process is not None:
             self._end(process)
+        if folder is not None:
+            # The thread that launches may never run again, because this process may end now. And the JVM may have
+            # written after that thread had removed the folder.
+            folder.cleanup()
         if self.gateway is not None:
             forget(self.gateway)
 

@@ -220,8 +220,8 @@ def _pickled(own: Any, operator: str) -> bytes:
 def _unsaved(operator: str, what: str, error: Exception, record: str = "") -> RecordError:
     return RecordError(
         f"operator {operator!r}: {what} cannot be saved with an epoch: {describe(error)}. Keep plain data in state "
-        "(numbers, text, tuples, dicts, dataclasses), and what cannot travel in a Process, from its open() on; or run "
-        "the job without epochs (epoch_interval_s=None, or --epoch-interval 0 on the command line)",
+        "(numbers, text, tuples, dicts, dataclasses), and what cannot travel in a ProcessFunction, from its open() on; "
+        "or run the job without epochs (epoch_interval_s=None, or --epoch-interval 0 on the command line)",
         operator=operator,
         record=record,
         location=None,

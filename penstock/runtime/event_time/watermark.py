@@ -127,6 +127,21 @@ def is_recent(time: int) -> bool:
     return _SECONDS_FROM * 1000 <= time < _SECONDS_TO * 1000
 
 
+def wrong_unit(times: Collection[int], span: int, watermark: int, where: str) -> ValueError | None:
+    """Returns an error when times that are compared with a watermark are most likely not in milliseconds. They lie from
+    `times` to a `span` after them. Times that are wrong together with the watermarks are found there; and where the
+    watermark is not of our time either, as in a simulation, any time may be meant. `where`: what gives the times."""
+    units = {unit_between(time, time + span) for time in times} if is_recent(watermark) else {None}
+    if None in units:
+        return None
+    first, later = next(iter(times)), " or a little later" if span else ""
+    return ValueError(
+        f"the time {first}{later} is most likely in {units.pop()} since 1970, and was taken for milliseconds: the "
+        f"watermark is at {watermark}; let {where} give milliseconds or datetimes with a time zone, as the time of "
+        "watermark() does"
+    )
+
+
 def are_plain(times: list[Any]) -> bool:
     """Whether as_ms would leave these times unchanged: they are whole numbers within the limits."""
     return set(map(type, times)) == {int} and min(times) >= -TIME_MAX and max(times) <= TIME_MAX

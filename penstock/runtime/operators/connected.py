@@ -13,7 +13,7 @@ from typing import Any
 from penstock.runtime.errors import FlowError
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Stage, StageContext
-from penstock.runtime.operators.process import BroadcastProcess, CoProcess, Process
+from penstock.runtime.operators.process import BroadcastProcessFunction, CoProcessFunction, ProcessFunction
 from penstock.runtime.operators.processing import Processing, ProcessStage, full_pieces, rest, taken
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.records.userfunc import check_function, of_no_list
@@ -21,15 +21,15 @@ from penstock.runtime.state.keyed import SavedState, StageState
 
 
 class Connected(Processing):
-    """Two inputs, both keyed, or with `broadcast` one keyed and one that goes to all tasks. `process` is a CoProcess or
-    a BroadcastProcess, or a function for each input (`process` and `second`)."""
+    """Two inputs, both keyed, or with `broadcast` one keyed and one that goes to all tasks. `process` is a
+    CoProcessFunction or a BroadcastProcessFunction, or a function for each input (`process` and `second`)."""
 
     kind = "connect"
     inputs = 2
 
     def __init__(
         self,
-        process: Process | Callable[..., Any],
+        process: ProcessFunction | Callable[..., Any],
         second: Callable[..., Any] | None = None,
         *,
         broadcast: bool,
@@ -40,11 +40,11 @@ class Connected(Processing):
         super().__init__(process, **common)
 
     def _check(self, process: Any) -> None:
-        base: type[Process] = BroadcastProcess if self.broadcast else CoProcess
+        base: type[ProcessFunction] = BroadcastProcessFunction if self.broadcast else CoProcessFunction
         what = f"connect {self.name!r}"
-        if isinstance(process, type) and issubclass(process, Process):
+        if isinstance(process, type) and issubclass(process, ProcessFunction):
             raise FlowError(f"{what} needs a {base.__name__}, got {called(process)}")
-        if not isinstance(process, Process):
+        if not isinstance(process, ProcessFunction):
             check_function(process, what, ("ctx", "key", "record"), yields=True)
             if self.second is None:
                 raise FlowError(
@@ -61,16 +61,16 @@ class Connected(Processing):
                 f"a penstock.{base.__name__}; {type(process).__name__} is none"
             )
         if self.broadcast:
-            self._check_method(process, Process, "process", "(self, ctx, key, record)")
-            self._check_method(process, BroadcastProcess, "process_broadcast", "(self, ctx, record)")
+            self._check_method(process, ProcessFunction, "process", "(self, ctx, key, record)")
+            self._check_method(process, BroadcastProcessFunction, "process_broadcast", "(self, ctx, record)")
         else:
-            self._check_method(process, CoProcess, "process1", "(self, ctx, key, record)")
-            self._check_method(process, CoProcess, "process2", "(self, ctx, key, record)")
+            self._check_method(process, CoProcessFunction, "process1", "(self, ctx, key, record)")
+            self._check_method(process, CoProcessFunction, "process2", "(self, ctx, key, record)")
 
     def functions(self, process: Any) -> tuple[Callable[..., Any], ...]:
-        if isinstance(process, BroadcastProcess):
+        if isinstance(process, BroadcastProcessFunction):
             return process.process, process.process_broadcast
-        if isinstance(process, CoProcess):
+        if isinstance(process, CoProcessFunction):
             return process.process1, process.process2
         assert self.second is not None
         return process, self.second

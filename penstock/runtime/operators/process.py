@@ -2,8 +2,9 @@
 
 `fn(ctx, key, record)` returns None or an iterable of outputs, and may call `ctx.emit`, `ctx.output`, `ctx.get`,
 `ctx.set` and `ctx.clear`, and ask for further states by their names (runtime/state/named.py). Each key has its own
-state, and only the task that owns the key sees it. A subclass of `Process` may also have open, on_timer,
-on_event_timer, finish and close. `CoProcess` and `BroadcastProcess` take two inputs (`a.connect(b).process(...)`).
+state, and only the task that owns the key sees it. A subclass of `ProcessFunction` may also have open, on_timer,
+on_event_timer, finish and close. `CoProcessFunction` and `BroadcastProcessFunction` take two inputs
+(`a.connect(b).process(...)`).
 
 There are two kinds of timers. A *timer* is due by the clock, and an *event timer* is due when the watermark has reached
 its time, so that no record of an earlier time comes after it, unless the record is late.
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.event_time.watermark import TIME_MAX, as_ms, other_unit
+from penstock.runtime.operators.side_outputs import send
 from penstock.runtime.state.broadcast import BroadcastState
 from penstock.runtime.state.named import ListState, MapState, NamedStates, ValueState
 from penstock.runtime.state.timers import Timers
@@ -129,8 +131,8 @@ class ProcessContext:
         if self.timers is None:
             raise PenstockError(
                 f"operator {self.operator!r}: set_timer was called, and there is nothing to call when the timer is "
-                "due; give process(fn, on_timer=...), or the class of the Process a method on_timer(self, ctx, key, "
-                "at_ms)"
+                "due; give process(fn, on_timer=...), or the class of the ProcessFunction a method on_timer(self, ctx, "
+                "key, at_ms)"
             )
         if at_ms is not None:
             at = self._time_ms("set_timer", at_ms)
@@ -166,8 +168,8 @@ class ProcessContext:
         if self.event_timers is None:
             raise PenstockError(
                 f"operator {self.operator!r}: set_event_timer was called, and there is nothing to call when the timer "
-                "is due; give process(fn, on_event_timer=...), or the class of the Process a method on_event_timer("
-                "self, ctx, key, at_ms)"
+                "is due; give process(fn, on_event_timer=...), or the class of the ProcessFunction a method "
+                "on_event_timer(self, ctx, key, at_ms)"
             )
         at = self._time_ms("set_event_timer", at_ms)
         self.event_timers.set(self.key, at)
@@ -205,17 +207,10 @@ class ProcessContext:
 
     def output(self, tag: str, *records: Any) -> None:
         """Sends records to a side output. The tag must be one of the operator's `outputs`."""
-        try:
-            self._side[tag].extend(records)
-        except KeyError:
-            known = ", ".join(map(repr, self._side)) or "none"
-            raise PenstockError(
-                f"operator {self.operator!r} has no side output {tag!r} (it has: {known}); "
-                f"declare it: process(..., outputs=({tag!r},))"
-            ) from None
+        send(self._side, tag, records, self.operator)
 
 
-class Process:
+class ProcessFunction:
     """Base class of process operators that need more than a function. Each task has one instance. Keep state in
     `ctx`."""
 
@@ -246,7 +241,7 @@ class Process:
         """Called once at the end, also after an error."""
 
 
-class CoProcess(Process):
+class CoProcessFunction(ProcessFunction):
     """Base class of process operators with two keyed inputs: `a.connect(b).process(MyCoProcess())`. Records of both
     inputs with equal keys see the same state."""
 
@@ -259,7 +254,7 @@ class CoProcess(Process):
         raise NotImplementedError
 
 
-class BroadcastProcess(Process):
+class BroadcastProcessFunction(ProcessFunction):
     """Base class of process operators with a keyed input, for which `process` is called, and one that goes to all
     tasks: `a.connect(rules.broadcast()).process(MyProcess())`.
 

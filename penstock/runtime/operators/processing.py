@@ -14,7 +14,13 @@ from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.watermark import IDLE
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
-from penstock.runtime.operators.process import BroadcastProcess, CoProcess, Process, ProcessContext
+from penstock.runtime.operators.process import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    ProcessContext,
+    ProcessFunction,
+)
+from penstock.runtime.operators.side_outputs import declared
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
 from penstock.runtime.records.pickling import copied
@@ -43,7 +49,7 @@ class Processing(Operator):
 
     def __init__(
         self,
-        process: Process | Callable[..., Any],
+        process: ProcessFunction | Callable[..., Any],
         outputs: Iterable[str] = (),
         on_timer: Callable[..., Any] | None = None,
         on_event_timer: Callable[..., Any] | None = None,
@@ -54,45 +60,40 @@ class Processing(Operator):
         for name, callback in (("on_timer", on_timer), ("on_event_timer", on_event_timer)):
             if callback is None:
                 continue
-            if isinstance(process, Process):
+            if isinstance(process, ProcessFunction):
                 raise FlowError(
                     f"{self.kind} {self.name!r}: a {type(process).__name__} has its own {name} method; do not give "
                     "another"
                 )
             check_function(callback, f"{self.kind} {self.name!r}: {name}", ("ctx", "key", "at"), yields=True)
-        if isinstance(outputs, str):
-            raise FlowError(f"{self.kind} {self.name!r}: outputs={outputs!r}; give a tuple of names: ({outputs!r},)")
-        outputs = tuple(outputs)
-        if DEAD_LETTERS in outputs or len(set(outputs)) != len(outputs):
-            raise FlowError(f"{self.kind} {self.name!r}: outputs={outputs}: names must be unique, not {DEAD_LETTERS!r}")
         self.process = process
         self.on_timer = _own(process, "on_timer", on_timer)
         self.on_event_timer = _own(process, "on_event_timer", on_event_timer)
-        self.outputs = (*outputs, *self.outputs)
+        self.outputs = (*declared(outputs, (DEAD_LETTERS,), f"{self.kind} {self.name!r}"), *self.outputs)
         self.time_grain = 1 if self.on_event_timer is not None else _GRAIN_MS
 
     def _check(self, process: Any) -> None:
         """Raises FlowError unless this is something that can be called for records."""
-        if not isinstance(process, Process):
-            if isinstance(process, type) and issubclass(process, Process):
-                raise FlowError(f"process {self.name!r} needs a Process, got {called(process)}")
+        if not isinstance(process, ProcessFunction):
+            if isinstance(process, type) and issubclass(process, ProcessFunction):
+                raise FlowError(f"process {self.name!r} needs a ProcessFunction, got {called(process)}")
             check_function(process, f"process {self.name!r}", ("ctx", "key", "record"), yields=True)
             return
-        self._check_method(process, Process, "process", "(self, ctx, key, record)")
-        if isinstance(process, CoProcess | BroadcastProcess):
-            base = CoProcess if isinstance(process, CoProcess) else BroadcastProcess
+        self._check_method(process, ProcessFunction, "process", "(self, ctx, key, record)")
+        if isinstance(process, CoProcessFunction | BroadcastProcessFunction):
+            base = CoProcessFunction if isinstance(process, CoProcessFunction) else BroadcastProcessFunction
             raise FlowError(
                 f"process {self.name!r}: {type(process).__name__} is a {base.__name__}, which takes two inputs: "
                 "a.connect(b).process(...)"
             )
 
-    def _check_method(self, process: Process, base: type[Process], method: str, takes: str) -> None:
+    def _check_method(self, process: ProcessFunction, base: type[ProcessFunction], method: str, takes: str) -> None:
         if getattr(type(process), method) is getattr(base, method):
             raise FlowError(f"{self.kind} {self.name!r}: {type(process).__name__} has no method {method}{takes}")
 
     def functions(self, process: Any) -> tuple[Callable[..., Any], ...]:
         """Returns for each input the function to call for its records. `process` is the task's own copy."""
-        return (process.process if isinstance(process, Process) else process,)
+        return (process.process if isinstance(process, ProcessFunction) else process,)
 
     def stage(self, context: StageContext) -> Stage:
         return ProcessStage(context, self)
@@ -100,9 +101,9 @@ class Processing(Operator):
 
 def _own(process: Any, name: str, given: Callable[..., Any] | None) -> Callable[..., Any] | str | None:
     """Returns what to call for timers: a function, the name of a method of the process, or None."""
-    if not isinstance(process, Process):
+    if not isinstance(process, ProcessFunction):
         return given
-    return None if getattr(type(process), name) is getattr(Process, name) else name
+    return None if getattr(type(process), name) is getattr(ProcessFunction, name) else name
 
 
 class ProcessStage(Stage):
@@ -116,7 +117,7 @@ class ProcessStage(Stage):
         # A copy, because the tasks of one worker must not share what the user keeps in it, nor change the flow's own
         # object.
         process = operator.process
-        self._process = copied(process) if isinstance(process, Process) else process
+        self._process = copied(process) if isinstance(process, ProcessFunction) else process
         self._functions = operator.functions(self._process)
         self._on_timer = self._callback(operator.on_timer)
         self._on_event_timer = self._callback(operator.on_event_timer)
@@ -142,7 +143,7 @@ class ProcessStage(Stage):
         return length_hint(self._records)
 
     def open(self) -> None:
-        if isinstance(self._process, Process):
+        if isinstance(self._process, ProcessFunction):
             self._process.open(self.user)
 
     def expand(self, batch: Batch) -> Iterator[Batch]:
@@ -212,7 +213,7 @@ class ProcessStage(Stage):
 
     def finish(self) -> Iterator[Batch]:
         yield from self.fire(math.inf)
-        if not isinstance(self._process, Process):
+        if not isinstance(self._process, ProcessFunction):
             return
         out = self.user.emitted
         try:
@@ -258,7 +259,7 @@ class ProcessStage(Stage):
                 )
 
     def close(self, failed: bool) -> None:
-        if isinstance(self._process, Process):
+        if isinstance(self._process, ProcessFunction):
             self._process.close()
 
     def drop_state(self) -> None:

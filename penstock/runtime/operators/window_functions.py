@@ -14,9 +14,10 @@ from itertools import count, repeat
 from operator import itemgetter, length_hint
 from typing import Any, ClassVar, Literal
 
-from penstock.runtime.errors import FlowError, PenstockError
+from penstock.runtime.errors import FlowError
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import StageContext
+from penstock.runtime.operators.side_outputs import send
 from penstock.runtime.records.key_groups import of_key
 from penstock.runtime.records.userfunc import ErrorHandler, OwnFunction, check_function
 from penstock.runtime.state.aggregate import Aggregate
@@ -109,7 +110,7 @@ class Kept(ABC):
 # --- aggregates ----------------------------------------------------------------------------------------------------
 
 
-class AggregateFunction(WindowFunction):
+class Aggregating(WindowFunction):
     """An aggregate of a window's values."""
 
     def __init__(self, aggregate: Aggregate) -> None:
@@ -282,13 +283,7 @@ class WindowContext:
 
     def output(self, tag: str, *records: Any) -> None:
         """Sends records to a side output. The tag must be one of the operator's `outputs`."""
-        if tag not in self._side:
-            known = ", ".join(map(repr, self._side)) or "none"
-            raise PenstockError(
-                f"operator {self.operator!r} has no side output {tag!r} (it has: {known}); declare it: "
-                f"process(..., outputs=({tag!r},))"
-            )
-        self._side[tag].extend(records)
+        send(self._side, tag, records, self.operator)
 
 
 class Processed(WindowFunction):
@@ -390,7 +385,7 @@ class _Joined(_Buffered):
 # --- aggregates of the user's, and the best of a window --------------------------------------------------------------
 
 
-class Aggregator:
+class AggregateFunction:
     """Base class of a user's own aggregate: `keyed.aggregate(MyAggregator())`, also of windows.
 
     An accumulator is whatever `create` returns; it is saved with epochs, so it must be picklable. `add` and `merge` may
@@ -415,25 +410,25 @@ class Aggregator:
 
 
 class OwnAggregate(Aggregate):
-    """A user's Aggregator. Senders never combine for it: its `add` sees all records of a key in one task."""
+    """A user's AggregateFunction. Senders never combine for it: its `add` sees all records of a key in one task."""
 
     name = "aggregate"
     identity_result = False
     combinable = False
 
-    def __init__(self, aggregator: Aggregator, what: str) -> None:
+    def __init__(self, aggregator: AggregateFunction, what: str) -> None:
         super().__init__()
-        if not isinstance(aggregator, Aggregator):
-            raise FlowError(f"{what} needs a penstock.Aggregator, got {called(aggregator)}")
+        if not isinstance(aggregator, AggregateFunction):
+            raise FlowError(f"{what} needs a penstock.AggregateFunction, got {called(aggregator)}")
         for method in ("create", "add"):
-            if getattr(type(aggregator), method) is getattr(Aggregator, method):
+            if getattr(type(aggregator), method) is getattr(AggregateFunction, method):
                 raise FlowError(f"{what}: {type(aggregator).__name__} has no method {method}")
         self._aggregator = aggregator
 
     @property
     def merges(self) -> bool:
         """Whether two accumulators can become one."""
-        return type(self._aggregator).merge is not Aggregator.merge
+        return type(self._aggregator).merge is not AggregateFunction.merge
 
     def __str__(self) -> str:
         return f"aggregate {type(self._aggregator).__name__}"

@@ -27,14 +27,18 @@ from penstock.runtime.event_time.watermark import (
     are_plain,
     as_ms,
     duration_ms,
-    is_recent,
-    unit_between,
+    wrong_unit,
 )
 from penstock.runtime.event_time.windows import Sliding
 from penstock.runtime.operators.aggregated import combines
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
 from penstock.runtime.records.batch import Batch, KeyedBatch
-from penstock.runtime.records.userfunc import ErrorHandler, attempt, check_function, consume, each
+from penstock.runtime.records.userfunc import (
+    ErrorHandler,
+    check_function,
+    select_each,
+    without,
+)
 from penstock.runtime.state.aggregate import Aggregate, add_all
 from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, SavedState, StageState
 
@@ -78,10 +82,8 @@ class Windowed(Aggregate):
         self, keys: list[Any], records: list[Any], errors: ErrorHandler
     ) -> tuple[list[Any], list[Any], list[int]]:
         """Returns keys, records and times in parallel lists, without the records whose time cannot be taken."""
-        times, failed = _each(self.time, keys, records, errors, are_plain, as_ms)
-        if failed:
-            keys, records = _without(failed, keys), _without(failed, records)
-        return keys, records, times
+        times, failed = select_each(self.time, keys, records, errors, are_plain, as_ms)
+        return without(failed, keys), without(failed, records), times
 
     def valued(
         self, keys: list[Any], records: list[Any], times: list[int], errors: ErrorHandler
@@ -89,10 +91,8 @@ class Windowed(Aggregate):
         """Returns keys, selected values and times in parallel lists, without the records that fail."""
         if self.inner.selector is None:
             return keys, records, times
-        values, failed = _each(self.inner.selector, keys, records, errors)
-        if failed:
-            keys, times = _without(failed, keys), _without(failed, times)
-        return keys, values, times
+        values, failed = select_each(self.inner.selector, keys, records, errors)
+        return without(failed, keys), values, without(failed, times)
 
     def assign(self, keys: list[Any], values: list[Any], times: list[int]) -> tuple[list[Any], list[int], list[Any]]:
         """Returns keys, starts of windows and values in parallel lists. A value of several windows appears several
@@ -120,31 +120,6 @@ class Windowed(Aggregate):
 
     def shipped(self, state: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
         return [key for key, _ in state], [(start, partial) for (_, start), partial in state.items()]
-
-
-def _each(
-    fn: Callable[[Any], Any],
-    keys: list[Any],
-    records: list[Any],
-    errors: ErrorHandler,
-    right: Callable[[list[Any]], bool] = bool,
-    mend: Callable[[Any], Any] = lambda value: value,
-) -> tuple[list[Any], set[int]]:
-    """Returns [fn(record) ...], and the indices of the records that failed and are left out. Values that are not
-    `right` are converted, or their records fail."""
-    values: list[Any] = []
-    with attempt():  # the records are taken one by one to find the one that failed
-        values = each(fn, records)
-    if len(values) == len(records) and right(values):
-        return values, set()
-    values = []
-    pairs = list(zip(keys, records, strict=True))
-    failed = consume(lambda some: values.extend(mend(fn(record)) for _, record in some), pairs, errors)
-    return values, set(failed)
-
-
-def _without(failed: set[int], some: list[Any]) -> list[Any]:
-    return [one for i, one in enumerate(some) if i not in failed]
 
 
 class WindowAggregated(Operator):
@@ -251,21 +226,12 @@ class _Windowing(Stage):
 
     def _check_unit(self, times: Collection[int], span: int, records: Iterable[Any]) -> None:
         """Fails when the first times that the stage compares with a watermark are most likely not in milliseconds. They
-        lie from `times` to a `span` after them. Times that are wrong together with the watermarks are found there; and
-        where the watermark is not of our time either, as in a simulation, any time may be meant."""
+        lie from `times` to a `span` after them."""
         if self._unit_known or self._watermark is None or not times:
             return
         self._unit_known = True
-        units = {unit_between(time, time + span) for time in times} if is_recent(self._watermark) else {None}
-        if None in units:
-            return
-        first, later = next(iter(times)), " or a little later" if span else ""
-        error = ValueError(
-            f"the time {first}{later} is most likely in {units.pop()} since 1970, and was taken for milliseconds: the "
-            f"watermark is at {self._watermark}; let time= of window() give milliseconds or datetimes with a time "
-            "zone, as the time of watermark() does"
-        )
-        raise self.errors.failure(next(iter(records)), error)
+        if (error := wrong_unit(times, span, self._watermark, "time= of window()")) is not None:
+            raise self.errors.failure(next(iter(records)), error)
 
     def _has_fired(self, start: int) -> bool:
         return self._fired is not None and start + self._size <= self._fired
@@ -281,7 +247,7 @@ class _Windowing(Stage):
         side = self.context.side.get(LATE)
         if side is not None:
             side += [records[i] for i in sorted(late)]
-        return _without(late, keys), _without(late, records), _without(late, times)
+        return without(late, keys), without(late, records), without(late, times)
 
     def _results(self, start: int, keys: Iterable[Any]) -> list[Any]:
         window, result, end = self._map.windows[start], self._inner.result, start + self._size

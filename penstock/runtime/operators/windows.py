@@ -27,25 +27,22 @@ from penstock.runtime.event_time.watermark import (
     are_plain,
     as_ms,
     duration_ms,
-    is_recent,
-    unit_between,
+    wrong_unit,
 )
 from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session, Sliding, Window
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.operators.pieces import in_pieces
-from penstock.runtime.operators.window_functions import AggregateFunction, OwnAggregate, Place, WindowFunction, numbers
+from penstock.runtime.operators.side_outputs import declared
+from penstock.runtime.operators.window_functions import Aggregating, OwnAggregate, Place, WindowFunction, numbers
 from penstock.runtime.operators.windowing import LATE
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
-from penstock.runtime.records.userfunc import attempt, check_function, each, of_no_list
+from penstock.runtime.records.userfunc import DEAD_LETTERS, check_function, of_no_list, select_each, without
 from penstock.runtime.state.keyed import Delta, SavedState, StageState
 from penstock.runtime.state.nested import NestedMap
 from penstock.runtime.units import seconds, whole
 
 Updates = Literal["replace", "retract"]
-
-# What stands for what a record does not have, because taking it has failed.
-_FAILED: Any = object()
 
 
 class Windows(Operator):
@@ -95,16 +92,16 @@ class Windows(Operator):
             raise FlowError(f"{what}: rows of a {function.name} cannot be taken back; leave updates out")
         if function.inputs > 1 and self.is_early:
             raise FlowError(f"{what}: a join has no early results")
-        if isinstance(function, AggregateFunction) and isinstance(window, Session):
+        if isinstance(function, Aggregating) and isinstance(window, Session):
             aggregate = function.aggregate
             if isinstance(aggregate, OwnAggregate) and not aggregate.merges:
                 raise FlowError(
-                    f"{what}: two sessions may become one, so the Aggregator needs a method merge(self, a, b)"
+                    f"{what}: two sessions may become one, so the AggregateFunction needs a method merge(self, a, b)"
                 )
         if (grain := window.grain) is not None:
             self.time_grain = math.gcd(grain, self.lateness_ms)
-        extra = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        self.outputs = (*((LATE,) if window.in_event_time else ()), *extra, *self.outputs)
+        own = (LATE,) if window.in_event_time else ()
+        self.outputs = (*own, *declared(outputs, (DEAD_LETTERS, *own), what), *self.outputs)
 
     @property
     def is_early(self) -> bool:
@@ -162,9 +159,8 @@ class _Windows(Stage):
 
     def _outputs(self, batch: KeyedBatch) -> Iterator[Any]:
         by_key: dict[Any, list[tuple[Any, Any, Any]]] = {}
-        for key, entry in zip(batch.keys, self._timed(batch), strict=True):
-            if entry is not None:
-                by_key.setdefault(key, []).append(entry)
+        for key, entry in self._entries(batch):
+            by_key.setdefault(key, []).append(entry)
         for key, entries in by_key.items():
             if isinstance(self._window, Sliding):
                 changed = self._add_by_time(key, entries)
@@ -176,50 +172,26 @@ class _Windows(Stage):
                 changed = self._add(key, (None, None), entries)
             yield from changed
 
-    def _timed(self, batch: KeyedBatch) -> Iterator[tuple[Any, Any, Any] | None]:
-        """Yields for each record (time, value, record), or None for a record that fails."""
-        records = batch.values
-        times = self._selected(self._times[self.port], records, batch.keys, as_ms) if self._in_event_time else None
-        values = None if self._value is None else self._selected(self._value, records, batch.keys, None)
-        if times is not None and self._watermark is not None and not self._unit_known:
-            self._check_unit([time for time in times if time is not _FAILED], records)
-        for i, record in enumerate(records):
-            time = None if times is None else times[i]
-            value = record if values is None else values[i]
-            yield None if time is _FAILED or value is _FAILED else (time, value, record)
-
-    def _selected(
-        self, select: Callable[[Any], Any], records: list[Any], keys: list[Any], mend: Callable[[Any], Any] | None
-    ) -> list[Any]:
-        """Returns what is selected of each record, and _FAILED of those that fail."""
-        found: list[Any] = []
-        with attempt():  # the records are taken one by one to find the one that failed
-            found = each(select, records)
-        if len(found) == len(records) and (mend is None or are_plain(found)):
-            return found
-        found = []
-        for key, record in zip(keys, records, strict=True):
-            try:
-                value = select(record)
-                found.append(value if mend is None else mend(value))
-            except BaseException as error:
-                self.errors.handle((key, record), error)
-                found.append(_FAILED)
-        return found
+    def _entries(self, batch: KeyedBatch) -> Iterator[tuple[Any, tuple[Any, Any, Any]]]:
+        """Yields for each record its key and (time, value, record), without the records that fail."""
+        keys, records = batch.keys, batch.values
+        times: list[Any] = [None] * len(records)
+        if self._in_event_time:
+            times, failed = select_each(self._times[self.port], keys, records, self.errors, are_plain, as_ms)
+            keys, records = without(failed, keys), without(failed, records)
+            self._check_unit(times, records)
+        values = records
+        if self._value is not None:
+            values, failed = select_each(self._value, keys, records, self.errors)
+            keys, records, times = without(failed, keys), without(failed, records), without(failed, times)
+        return zip(keys, zip(times, values, records, strict=True), strict=True)
 
     def _check_unit(self, times: list[int], records: list[Any]) -> None:
         """Fails when the first times that the stage compares with a watermark are most likely not in milliseconds."""
-        assert self._watermark is not None
-        if not times:
+        if self._unit_known or self._watermark is None or not times:
             return
         self._unit_known = True
-        units = {unit_between(time, time) for time in times} if is_recent(self._watermark) else {None}
-        if None not in units:
-            error = ValueError(
-                f"the time {times[0]} is most likely in {units.pop()} since 1970, and was taken for milliseconds: the "
-                f"watermark is at {self._watermark}; let time= give milliseconds or datetimes with a time zone, as the "
-                "time of watermark() does"
-            )
+        if (error := wrong_unit(times, 0, self._watermark, "time=")) is not None:
             raise self.errors.failure(records[0], error)
 
     def _is_over(self, end: int) -> bool:

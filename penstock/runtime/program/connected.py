@@ -12,7 +12,7 @@ from penstock.runtime.errors import FlowError
 from penstock.runtime.exchange import grouping
 from penstock.runtime.mistakes import called, checks_options, no_method
 from penstock.runtime.operators.connected import Connected
-from penstock.runtime.operators.process import Process
+from penstock.runtime.operators.process import ProcessFunction
 from penstock.runtime.program.flow import KeyedStream, Options, Stream
 from penstock.runtime.records.userfunc import check_picklable
 
@@ -63,7 +63,7 @@ class ConnectedStreams(Generic[K_co, T_co, V_co]):
 
     def process(
         self,
-        process: Process | Callable[..., Iterable[Any] | None],
+        process: ProcessFunction | Callable[..., Iterable[Any] | None],
         second: Callable[..., Iterable[Any] | None] | None = None,
         *,
         outputs: tuple[str, ...] = (),
@@ -73,10 +73,11 @@ class ConnectedStreams(Generic[K_co, T_co, V_co]):
     ) -> Stream[Any]:
         """What a function makes of the records of each input, with state by key that both see.
 
-        Both inputs keyed: a `penstock.CoProcess`, or two functions, each fn(ctx, key, record). The second one for all
-        tasks: a `penstock.BroadcastProcess`, or fn(ctx, key, record) and fn(ctx, record), of which the second may
-        change `ctx.broadcast`, the map that all tasks have alike. The rest is as in `KeyedStream.process`."""
-        if isinstance(process, Process):
+        Both inputs keyed: a `penstock.CoProcessFunction`, or two functions, each fn(ctx, key, record). The second one
+        for all tasks: a `penstock.BroadcastProcessFunction`, or fn(ctx, key, record) and fn(ctx, record), of which the
+        second may change `ctx.broadcast`, the map that all tasks have alike. The rest is as in
+        `KeyedStream.process`."""
+        if isinstance(process, ProcessFunction):
             check_picklable(process, "process")
         operator = Connected(
             process,

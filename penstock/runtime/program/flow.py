@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, TypeVar, get_args, overload
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.windows import Sliding, Window
@@ -38,13 +38,13 @@ from penstock.runtime.operators.fields import Field
 from penstock.runtime.operators.joins import IntervalHow, IntervalJoin, TemporalHow, TemporalJoin
 from penstock.runtime.operators.lookup import Lookup
 from penstock.runtime.operators.outside_lookup import OutsideLookup, Reloaded
-from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.operators.processing import Processing
 from penstock.runtime.operators.stateless import BatchFormat, Filter, FlatMap, Map, MapBatches
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.window_functions import (
     AggregateFunction,
-    Aggregator,
+    Aggregating,
     Collected,
     Joined,
     JoinHow,
@@ -91,6 +91,15 @@ else:
 U = TypeVar("U")
 V = TypeVar("V")
 Key = TypeVar("Key")
+_Record_contra = TypeVar("_Record_contra", contravariant=True)
+_Result_co = TypeVar("_Result_co", covariant=True)
+
+
+class _Called(Protocol[_Record_contra, _Result_co]):
+    """An object that is called like a function of a record."""
+
+    def __call__(self, record: _Record_contra, /) -> _Result_co: ...
+
 
 #: A record of fields by name.
 Row = dict[str, Any]
@@ -107,6 +116,14 @@ class Options(TypedDict, total=False):
 Selector = Callable[[Any], Any] | str | int | Expr
 """How a key or a value is taken from a record: a function, a field name of dict records, an index of tuples, an
 expression."""
+
+
+class JoinOptions(Options, total=False):
+    """What every join takes besides: how the times of the records of its two streams are taken."""
+
+    time: Selector | None
+    other_time: Selector | None
+
 
 # What a user writes for the groupings that an operator does not choose itself.
 _METHODS: dict[type[grouping.Grouping], str] = {
@@ -284,9 +301,29 @@ class Stream(Generic[T_co]):
 
     # --- one record at a time ------------------------------------------------------------------------------
 
+    @overload
+    def map(
+        self,
+        fn: type[_Called[T_co, U]],
+        *,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    @overload
     def map(
         self,
         fn: Callable[[T_co], U],
+        *,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    def map(
+        self,
+        fn: Callable[[T_co], U] | type[_Called[T_co, U]],
         *,
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
@@ -299,9 +336,29 @@ class Stream(Generic[T_co]):
         fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map")
         return self._flow._add(Map(fn, **options), (self,))
 
+    @overload
+    def flat_map(
+        self,
+        fn: type[_Called[T_co, Iterable[U]]],
+        *,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    @overload
     def flat_map(
         self,
         fn: Callable[[T_co], Iterable[U]],
+        *,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    def flat_map(
+        self,
+        fn: Callable[[T_co], Iterable[U]] | type[_Called[T_co, Iterable[U]]],
         *,
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
@@ -766,6 +823,21 @@ class KeyedStream(Generic[K_co, T_co]):
             raise FlowError(f"{method}(): records have changed since .watermark(); say where their time is: time=...")
         return taken
 
+    def _times(
+        self, other: object, window: Window | None, time: Selector | None, other_time: Selector | None, method: str
+    ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+        """Returns how to take the times of this stream's records and of those of the second stream of a join. Raises
+        FlowError when the stream cannot be the second one."""
+        if not isinstance(other, KeyedStream):
+            raise FlowError(f"{method}() joins with a stream that has keys, b.key_by(...), got {called(other)}")
+        if other._stream._flow is not self._stream._flow:
+            names = f"{self._stream._flow.name!r} and {other._stream._flow.name!r}"
+            raise FlowError(f"{method}() of streams of two flows: {names}")
+        first, second = self._time(window, time, method), other._time(window, other_time, method)
+        assert first is not None
+        assert second is not None
+        return first, second
+
     @overload
     def join(
         self,
@@ -774,10 +846,8 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: Literal["inner"] = "inner",
         fn: None = None,
-        time: Selector | None = None,
-        other_time: Selector | None = None,
         lateness_s: float | timedelta = 0.0,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[tuple[T_co, V]]: ...
 
     @overload
@@ -788,10 +858,8 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: Literal["left"],
         fn: None = None,
-        time: Selector | None = None,
-        other_time: Selector | None = None,
         lateness_s: float | timedelta = 0.0,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[tuple[T_co, V | None]]: ...
 
     @overload
@@ -802,10 +870,8 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: Literal["right"],
         fn: None = None,
-        time: Selector | None = None,
-        other_time: Selector | None = None,
         lateness_s: float | timedelta = 0.0,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[tuple[T_co | None, V]]: ...
 
     @overload
@@ -816,10 +882,8 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: Literal["full"],
         fn: None = None,
-        time: Selector | None = None,
-        other_time: Selector | None = None,
         lateness_s: float | timedelta = 0.0,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[tuple[T_co | None, V | None]]: ...
 
     @overload
@@ -830,10 +894,8 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: JoinHow = "inner",
         fn: Callable[[Any, Any], U],
-        time: Selector | None = None,
-        other_time: Selector | None = None,
         lateness_s: float | timedelta = 0.0,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[U]: ...
 
     def join(
@@ -857,9 +919,9 @@ class KeyedStream(Generic[K_co, T_co]):
             raise FlowError(f"join() needs windows of event time: Tumbling, Sliding or Session, not {window!r}")
         if fn is not None:
             check_function(fn, "join", ("left", "right"))
-        times = (self._time(window, time, "join"), _other(self, other, "join")._time(window, other_time, "join"))
+        times = self._times(other, window, time, other_time, "join")
         own = any(taken is not each._stream._time for taken, each in zip(times, (self, other), strict=True))
-        operator = Windows(Joined(how, fn), window, _both(times), lateness_s, own_time=own, **options)
+        operator = Windows(Joined(how, fn), window, times, lateness_s, own_time=own, **options)
         return self._stream._flow._add(operator, (self._stream,), (other._stream,))
 
     @overload
@@ -871,9 +933,7 @@ class KeyedStream(Generic[K_co, T_co]):
         upper_s: float | timedelta,
         how: Literal["inner"] = "inner",
         fn: None = None,
-        time: Selector | None = None,
-        other_time: Selector | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[tuple[T_co, V]]: ...
 
     @overload
@@ -885,9 +945,7 @@ class KeyedStream(Generic[K_co, T_co]):
         upper_s: float | timedelta,
         how: Literal["left"],
         fn: None = None,
-        time: Selector | None = None,
-        other_time: Selector | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[tuple[T_co, V | None]]: ...
 
     @overload
@@ -899,9 +957,7 @@ class KeyedStream(Generic[K_co, T_co]):
         upper_s: float | timedelta,
         how: Literal["right"],
         fn: None = None,
-        time: Selector | None = None,
-        other_time: Selector | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[tuple[T_co | None, V]]: ...
 
     @overload
@@ -913,9 +969,7 @@ class KeyedStream(Generic[K_co, T_co]):
         upper_s: float | timedelta,
         how: Literal["full"],
         fn: None = None,
-        time: Selector | None = None,
-        other_time: Selector | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[tuple[T_co | None, V | None]]: ...
 
     @overload
@@ -927,9 +981,7 @@ class KeyedStream(Generic[K_co, T_co]):
         upper_s: float | timedelta,
         how: IntervalHow = "inner",
         fn: Callable[[Any, Any], U],
-        time: Selector | None = None,
-        other_time: Selector | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[U]: ...
 
     def interval_join(
@@ -947,11 +999,8 @@ class KeyedStream(Generic[K_co, T_co]):
         """Each record of this stream with each of `other` that has the same key and whose time is from `lower_s` to
         `upper_s` seconds after its own (both may be negative, and both ends belong to it): (left, right), or fn(left,
         right). The rest is as in `join`."""
-        times = (
-            self._time(None, time, "interval_join"),
-            _other(self, other, "interval_join")._time(None, other_time, "interval_join"),
-        )
-        operator = IntervalJoin(_both(times), lower_s, upper_s, how, fn, **options)
+        times = self._times(other, None, time, other_time, "interval_join")
+        operator = IntervalJoin(times, lower_s, upper_s, how, fn, **options)
         return self._stream._flow._add(operator, (self._stream,), (other._stream,))
 
     @overload
@@ -961,9 +1010,7 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: Literal["inner"] = "inner",
         fn: None = None,
-        time: Selector | None = None,
-        other_time: Selector | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[tuple[T_co, V]]: ...
 
     @overload
@@ -973,9 +1020,7 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: Literal["left"],
         fn: None = None,
-        time: Selector | None = None,
-        other_time: Selector | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[tuple[T_co, V | None]]: ...
 
     @overload
@@ -985,9 +1030,7 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: TemporalHow = "inner",
         fn: Callable[[Any, Any], U],
-        time: Selector | None = None,
-        other_time: Selector | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[JoinOptions],
     ) -> Stream[U]: ...
 
     def temporal_join(
@@ -1003,17 +1046,14 @@ class KeyedStream(Generic[K_co, T_co]):
         """Each record of this stream with the version that holds at its time: the record of `versions` with the same
         key that is the last one up to this time. It emits (left, right), or fn(left, right), when the watermark has
         passed the time of the record. `how="left"` keeps records that have no version, with None."""
-        times = (
-            self._time(None, time, "temporal_join"),
-            _other(self, versions, "temporal_join")._time(None, other_time, "temporal_join"),
-        )
-        operator = TemporalJoin(_both(times), how, fn, **options)
+        times = self._times(versions, None, time, other_time, "temporal_join")
+        operator = TemporalJoin(times, how, fn, **options)
         return self._stream._flow._add(operator, (self._stream,), (versions._stream,))
 
     def aggregate(
-        self, aggregator: Aggregator, *, emit: Emit = "latest", **options: Unpack[Options]
+        self, aggregator: AggregateFunction, *, emit: Emit = "latest", **options: Unpack[Options]
     ) -> Stream[tuple[K_co, Any]]:
-        """(key, result) of an aggregate of your own, a `penstock.Aggregator`."""
+        """(key, result) of an aggregate of your own, a `penstock.AggregateFunction`."""
         what = OwnAggregate(aggregator, "aggregate()")
         check_picklable(aggregator, "aggregate()")
         return self._aggregate(what, emit, options)
@@ -1027,7 +1067,7 @@ class KeyedStream(Generic[K_co, T_co]):
     @overload
     def process(
         self,
-        process: Process | Callable[[ProcessContext, K_co, T_co], None],
+        process: ProcessFunction | Callable[[ProcessContext, K_co, T_co], None],
         *,
         outputs: tuple[str, ...] = (),
         on_timer: Callable[..., Iterable[Any] | None] | None = None,
@@ -1048,17 +1088,18 @@ class KeyedStream(Generic[K_co, T_co]):
 
     def process(
         self,
-        process: Process | Callable[..., Iterable[Any] | None],
+        process: ProcessFunction | Callable[..., Iterable[Any] | None],
         *,
         outputs: tuple[str, ...] = (),
         on_timer: Callable[..., Iterable[Any] | None] | None = None,
         on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
         **options: Unpack[Options],
     ) -> Stream[Any]:
-        """fn(ctx, key, record), or a Process, with state by key; `outputs` names its side outputs. `on_timer(ctx, key,
-        at_ms)` is called for each timer that `ctx.set_timer` has set, when it is due, and `on_event_timer(ctx, key,
-        at_ms)` for each that `ctx.set_event_timer` has set, when the watermark has reached its time."""
-        if isinstance(process, Process):
+        """fn(ctx, key, record), or a ProcessFunction, with state by key; `outputs` names its side outputs.
+        `on_timer(ctx, key, at_ms)` is called for each timer that `ctx.set_timer` has set, when it is due, and
+        `on_event_timer(ctx, key, at_ms)` for each that `ctx.set_event_timer` has set, when the watermark has reached
+        its time."""
+        if isinstance(process, ProcessFunction):
             check_picklable(process, "process")
         operator = Processing(process, outputs, on_timer, on_event_timer, **options)
         return self._stream._flow._add(operator, (self._stream,))
@@ -1090,23 +1131,6 @@ class _WindowOptions:
     def any_early(self) -> bool:
         """Whether results leave before the end of a window, or with a sign."""
         return self.early_s is not None or self.early_count is not None or self.updates != "replace"
-
-
-def _other(stream: KeyedStream[Any, Any], other: object, method: str) -> KeyedStream[Any, Any]:
-    """Returns the second stream of a join. Raises FlowError when it cannot be one."""
-    if not isinstance(other, KeyedStream):
-        raise FlowError(f"{method}() joins with a stream that has keys, b.key_by(...), got {called(other)}")
-    if other._stream._flow is not stream._stream._flow:
-        names = f"{stream._stream._flow.name!r} and {other._stream._flow.name!r}"
-        raise FlowError(f"{method}() of streams of two flows: {names}")
-    return other
-
-
-def _both(times: tuple[Callable[[Any], Any] | None, ...]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    first, second = times
-    assert first is not None
-    assert second is not None
-    return first, second
 
 
 def _check_how(how: object, hows: Any, method: str) -> None:
@@ -1184,13 +1208,15 @@ class WindowedStream(Generic[K_co, T_co]):
     def reduce(self, fn: Callable[[Any, T_co], Any], **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, Any]]:
         """The first record, and then fn(state, record). Of sessions that become one, fn(state, state)."""
         check_function(fn, "reduce", ("state", "record"))
-        return self._computed(AggregateFunction(Reducer(fn)), options)
+        return self._computed(Aggregating(Reducer(fn)), options)
 
-    def aggregate(self, aggregator: Aggregator, **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, Any]]:
-        """The result of an aggregate of your own, a `penstock.Aggregator`."""
+    def aggregate(
+        self, aggregator: AggregateFunction, **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, int, int, Any]]:
+        """The result of an aggregate of your own, a `penstock.AggregateFunction`."""
         what = OwnAggregate(aggregator, "aggregate()")
         check_picklable(aggregator, "aggregate()")
-        return self._computed(AggregateFunction(what), options)
+        return self._computed(Aggregating(what), options)
 
     def top(
         self, n: int, by: Selector | None = None, *, largest: bool = True, **options: Unpack[Options]
@@ -1198,7 +1224,7 @@ class WindowedStream(Generic[K_co, T_co]):
         """A list of the `n` records with the greatest values (`largest=False`: the least), the best first. `by` takes
         the value from a record, None: the record itself. Of equal values the records that came first are kept."""
         what = Top(whole(n, "top(n)"), self._value(by, "top"), flag(largest, "top(largest)"))
-        return self._computed(AggregateFunction(what), options)
+        return self._computed(Aggregating(what), options)
 
     def collect(self, **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, list[T_co]]]:
         """A list of the records, by their times. All records of open windows are kept: an aggregate needs less."""
@@ -1228,7 +1254,7 @@ class WindowedStream(Generic[K_co, T_co]):
                     f"emit={emit!r} is for tumbling and sliding windows without early results; for results before the "
                     "end of these windows give window(early_count=1)"
                 )
-            return self._computed(AggregateFunction(what), options)
+            return self._computed(Aggregating(what), options)
         own = self._time is not self._stream._time
         assert self._time is not None
         operator = WindowAggregated(what, window, self._time, self._options.lateness, emit, own_time=own, **options)

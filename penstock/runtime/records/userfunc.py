@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -156,19 +156,38 @@ def select(fn: Callable[[Any], Any], batch: list[Any], errors: ErrorHandler) -> 
     return batch, out
 
 
+def select_each(
+    fn: Callable[[Any], Any],
+    keys: list[Any],
+    records: list[Any],
+    errors: ErrorHandler,
+    right: Callable[[list[Any]], bool] = lambda _: True,
+    mend: Callable[[Any], Any] = lambda value: value,
+) -> tuple[list[Any], set[int]]:
+    """Returns [fn(record) ...] without the records that failed, and the indices of these records. When the values are
+    not `right`, each of them is replaced by `mend(value)`, and a record for which this fails has failed."""
+    values: list[Any] = []
+    with attempt():  # the records are taken one by one to find the one that failed
+        values = each(fn, records)
+    if len(values) == len(records) and right(values):
+        return values, set()
+    values = []
+    pairs = list(zip(keys, records, strict=True))
+    failed = consume(lambda some: values.extend(mend(fn(record)) for _, record in some), pairs, errors)
+    return values, set(failed)
+
+
 def select_values(
     fn: Callable[[Any], Any], keys: list[Any], records: list[Any], errors: ErrorHandler
 ) -> tuple[list[Any], list[Any]]:
     """Returns the keys, and [fn(record) ...], as parallel lists without the records that failed."""
-    try:
-        values = each(fn, records)
-        if len(values) == len(records):
-            return keys, values
-    except BaseException as error:  # the records are taken one by one to find the one that failed
-        if not is_failure(error):
-            raise
-    kept, values = select(lambda pair: fn(pair[1]), list(zip(keys, records, strict=True)), errors)
-    return [key for key, _ in kept], values
+    values, failed = select_each(fn, keys, records, errors)
+    return without(failed, keys), values
+
+
+def without(failed: Collection[int], some: list[Any]) -> list[Any]:
+    """Returns the list without the items at these indices."""
+    return [one for i, one in enumerate(some) if i not in failed] if failed else some
 
 
 def consume(loop: Callable[[Iterator[Any]], object], batch: list[Any], errors: ErrorHandler) -> list[int]:
@@ -517,7 +536,7 @@ def check_picklable(value: Any, what: str) -> None:
             f"{what}: {shorten(value)}{place} cannot be pickled, so it cannot travel to a worker"
             + (f": {part}" if part else "")
             + f" ({type(error).__name__}: {error}). Make what cannot travel (locks, files, connections, sessions) "
-            "inside the function, or in open() of a Process or of an object that is called like a function"
+            "inside the function, or in open() of a ProcessFunction or of an object that is called like a function"
         ) from error
 
 

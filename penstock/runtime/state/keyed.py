@@ -44,9 +44,9 @@ Encoded = tuple[int, bytes]
 # caches.
 _CHUNK_RECORDS = 4096
 
-# A map is saved whole when the deltas since the last whole snapshot have this many times its entries, because it takes
-# as long to read them back.
-_DELTAS_MOST = 2
+#: A map is saved whole when the deltas since the last whole snapshot have this many times its entries, because it takes
+#: as long to read them back.
+DELTAS_MOST = 2
 
 # This many values cost about as much as one entry to write and read.
 _VALUES_COST = 16
@@ -145,7 +145,7 @@ class _Saved:
     def _builds_on_much(self) -> bool:
         """Whether all values, without the keys that were saved before, are worth saving."""
         entries = len(self.values)
-        return self._known is not None and 2 * self._known >= entries and self._saved <= _DELTAS_MOST * entries
+        return self._known is not None and 2 * self._known >= entries and self._saved <= DELTAS_MOST * entries
 
     def _whole(self) -> KeyedWhole:
         self._saved, self._known = 0, len(self.values)
@@ -203,7 +203,7 @@ class KeyedMap(_Saved):
         """Whether the next delta should be whole."""
         if self._fresh is None:
             return self._noted > 0 and not self._builds_on_much
-        return self._saved + len(self._fresh) > _DELTAS_MOST * len(self.values)
+        return self._saved + len(self._fresh) > DELTAS_MOST * len(self.values)
 
     def delta(self, whole: bool) -> KeyedDelta | KeyedWhole | KeyedValues:
         """Returns the changes since the last delta, or everything."""
@@ -276,7 +276,7 @@ class LoggedMap(_Saved):
     def wants_whole(self) -> bool:
         """Whether the next delta should be whole."""
         if self._logging:
-            return self._saved + self._merged > _DELTAS_MOST * max(_CHUNK_RECORDS, len(self.values))
+            return self._saved + self._merged > DELTAS_MOST * max(_CHUNK_RECORDS, len(self.values))
         return self._spoiled or (self._merged > 0 and not self._builds_on_much)
 
     def delta(self, whole: bool) -> Delta:

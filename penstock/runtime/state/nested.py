@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.runtime.state.keyed import NESTED, KeyedDelta, KeyedWhole
-
-# A map is saved whole when the changes since the last whole snapshot have this many times its entries.
-_DELTAS_MOST = 2
+from penstock.runtime.state.keyed import DELTAS_MOST, NESTED, KeyedDelta, KeyedWhole
 
 
 class NestedMap:
@@ -70,7 +67,7 @@ class NestedMap:
     @property
     def wants_whole(self) -> bool:
         """Whether the next delta should be whole."""
-        return self._saved + len(self._changed) > _DELTAS_MOST * self._size and bool(self._changed)
+        return self._saved + len(self._changed) > DELTAS_MOST * self._size and bool(self._changed)
 
     def delta(self, whole: bool) -> KeyedDelta | KeyedWhole:
         """Returns the changes since the last delta, or everything."""

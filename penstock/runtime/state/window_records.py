@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.runtime.state.keyed import NESTED, KeyedDelta, KeyedWhole
-
-# A map is saved whole when the changes since the last whole snapshot have this many times its entries.
-_DELTAS_MOST = 2
+from penstock.runtime.state.keyed import DELTAS_MOST, NESTED, KeyedDelta, KeyedWhole
 
 
 class WindowRecords:
@@ -57,7 +54,7 @@ class WindowRecords:
     @property
     def wants_whole(self) -> bool:
         """Whether the next delta should be whole."""
-        return self._changes > _DELTAS_MOST * self._size and bool(self._grown or self._gone)
+        return self._changes > DELTAS_MOST * self._size and bool(self._grown or self._gone)
 
     def delta(self, whole: bool) -> KeyedDelta | KeyedWhole:
         """Returns the changes since the last delta, or everything."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.runtime.exchange.channel import (
     CREDIT_WINDOW_BYTES,
+    InChannel,
     LocalInChannel,
     OutChannel,
     RemoteInChannel,
@@ -394,17 +395,15 @@ class Wiring:
         if self._is_here(worker):
             channel = self.out[number]
             channel.deliver_to(task)
-            local = LocalInChannel(channel, generation)
-            local.port = exchange.port
-            task.add_input(local)
+            input_: InChannel = LocalInChannel(channel, generation)
         else:
-            input_ = RemoteInChannel(
+            input_ = remote = RemoteInChannel(
                 number, worker, sender.number, self._transport, self.grants_due, self._credit_window, generation
             )
-            input_.ahead_ns = self._ahead_ns.get(worker, 0)
-            input_.port = exchange.port
-            task.add_input(input_)
-            self.remote_in[number] = task, input_
+            remote.ahead_ns = self._ahead_ns.get(worker, 0)
+            self.remote_in[number] = task, remote
+        input_.port = exchange.port
+        task.add_input(input_)
 
 
 def _name_failures(stages: list[Stage]) -> None:

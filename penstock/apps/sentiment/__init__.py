@@ -1,0 +1,1 @@
+"""Sentiment analysis: what tweets say about the attributes of products."""
