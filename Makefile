@@ -43,6 +43,12 @@ setup: .venv/installed .venv/tools ## make .venv with all tools and Spark, pinne
 	$(PIP) -r requirements/bench.txt
 	@touch $@
 
+# Flink's Java packages, for one benchmark; nothing imports them, and what they would pull in is left out.
+.venv/flink: requirements/flink.txt .venv/packages
+	$(PIP) --no-deps --require-hashes --target .venv/flink.new -r requirements/flink.txt
+	rm -rf .venv/flink && mv .venv/flink.new .venv/flink
+	@touch $@
+
 run: .venv/installed ## count the words of a real text, with live progress
 	$(BIN)/penstock run wordcount $(ARGS)
 
