@@ -48,11 +48,13 @@ def _any_seed(faults: Any) -> bool:
 class Seeds:
     """The simulated cluster finds the fault (tests/epochs/campaign.py).
 
-    `first` is a seed that finds it; `may_find` says by the faults of a seed whether that seed can.
+    `first` is a seed that finds it; `may_find` says by the faults of a seed whether that seed can, and `operator` says
+    so of an operator: the seed's flow must have one.
     """
 
     first: int = 1
     may_find: Callable[[Any], bool] = _any_seed
+    operator: Callable[[Any], bool] | None = None
 
     def command(self, name: str, seed: int, seeds: int) -> list[str]:
         """The command that looks for a fault in some seeds; without a name, what runs them as they are."""

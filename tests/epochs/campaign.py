@@ -72,7 +72,7 @@ def run_seeds(job: tuple[range, str | None]) -> Result:
     with planted(plant):
         for seed in seeds:
             result.seeds += 1
-            if isinstance(finder, Seeds) and not finder.may_find(faults_of(seed)):
+            if isinstance(finder, Seeds) and not _may_find(finder, seed):
                 continue
             try:
                 counts = run_seed(seed)
@@ -88,6 +88,15 @@ def run_seeds(job: tuple[range, str | None]) -> Result:
     gc.enable()
     gc.collect()
     return result
+
+
+def _may_find(finder: Seeds, seed: int) -> bool:
+    if not finder.may_find(faults_of(seed)):
+        return False
+    if finder.operator is None:
+        return True
+    with small_steps(seed):
+        return any(map(finder.operator, epoch_flow(seed).flow.graph.operators.values()))
 
 
 class BrokenFault(Exception):

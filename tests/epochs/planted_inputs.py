@@ -9,14 +9,15 @@ from unittest import mock
 
 from penstock.runtime.epochs import snapshot
 from penstock.runtime.epochs.snapshot import Merged
+from penstock.runtime.event_time.windows import Session
 from penstock.runtime.operators import window_functions
-from penstock.runtime.operators.joins import _IntervalJoining, _Side, _TemporalJoining
-from penstock.runtime.operators.windows import _Windows
+from penstock.runtime.operators.joins import IntervalJoin, _IntervalJoining, _Side, _TemporalJoining
+from penstock.runtime.operators.windows import Windows, _Windows
 from penstock.runtime.state.nested import NestedMap
 from penstock.runtime.state.window_records import WindowRecords
 from penstock.runtime.worker.task import Task
 from tests.epochs.sim import Faults
-from tests.planting import Seeds, planted_fault
+from tests.planting import Seeds, Test, planted_fault
 
 
 def _somebody_dies(faults: Faults) -> bool:
@@ -25,6 +26,18 @@ def _somebody_dies(faults: Faults) -> bool:
 
 def _rescales(faults: Faults) -> bool:
     return faults.rescales > 0
+
+
+def _is_of_sessions(operator: Any) -> bool:
+    return isinstance(operator, Windows) and isinstance(operator.window, Session)
+
+
+def _keeps_records(operator: Any) -> bool:
+    return isinstance(operator, Windows) and operator.kind in ("window_collect", "window_process", "window_join")
+
+
+def _is_outer(operator: Any) -> bool:
+    return isinstance(operator, IntervalJoin) and operator.how != "inner"
 
 
 @planted_fault("penstock/runtime/worker/task.py", Seeds(61001))
@@ -41,7 +54,10 @@ def _inputs_taken_together() -> Any:
     return mock.patch.object(Task, "_take", taken)
 
 
-@planted_fault("penstock/runtime/epochs/restore.py", Seeds(61085, _somebody_dies))
+@planted_fault(
+    "penstock/runtime/epochs/restore.py",
+    Seeds(61160, _somebody_dies, lambda operator: getattr(operator, "broadcast", False)),
+)
 def _shared_state_forgotten() -> Any:
     """A task that goes back does not get what the first task has saved for all."""
     return mock.patch.object(Merged, "add_shared", lambda self, snapshots, operators: list(snapshots))
@@ -70,7 +86,7 @@ def _removed_entries_stay_saved() -> Any:
     return mock.patch.object(NestedMap, "remove", removed)
 
 
-@planted_fault("penstock/runtime/state/window_records.py", Seeds(61027, _somebody_dies))
+@planted_fault("penstock/runtime/state/window_records.py", Seeds(61175, _somebody_dies, _keeps_records))
 def _window_records_saved_once_only() -> Any:
     """Records that come to a window which was saved before are taken for saved."""
     delta = WindowRecords.delta
@@ -84,7 +100,10 @@ def _window_records_saved_once_only() -> Any:
     return mock.patch.object(WindowRecords, "delta", short)
 
 
-@planted_fault("penstock/runtime/operators/joins.py", Seeds(61001))
+@planted_fault(
+    "penstock/runtime/operators/joins.py",
+    Test("tests/runtime/test_event_time_sql.py::test_an_interval_join_keeps_a_record_until_the_last_time_that_matches"),
+)
 def _joins_drop_too_early() -> Any:
     """A record of a join is dropped when the watermark has reached the last time that it matches, and not passed it."""
 
@@ -99,7 +118,7 @@ def _joins_drop_too_early() -> Any:
     return mock.patch.object(_IntervalJoining, "_released", released)
 
 
-@planted_fault("penstock/runtime/operators/joins.py", Seeds(61001, _somebody_dies))
+@planted_fault("penstock/runtime/operators/joins.py", Seeds(61612, _somebody_dies, _is_outer))
 def _matches_not_noted() -> Any:
     """That a record has found another one is not noted as a change, so an outer join says later that it has not."""
     return mock.patch.object(_Side, "restore", _restored_unmatched)
@@ -125,7 +144,7 @@ def _versions_dropped_before_they_are_old() -> Any:
     return mock.patch.object(_TemporalJoining, "_forget_old", forget)
 
 
-@planted_fault("penstock/runtime/operators/window_functions.py", Seeds(61001))
+@planted_fault("penstock/runtime/operators/window_functions.py", Seeds(61383, operator=_is_of_sessions))
 def _sessions_lose_what_they_join() -> Any:
     """When sessions become one, only the first of them counts."""
 
@@ -138,7 +157,10 @@ def _sessions_lose_what_they_join() -> Any:
     return mock.patch.object(window_functions._Accumulated, "merge", merge)
 
 
-@planted_fault("penstock/runtime/operators/windows.py", Seeds(61001, _somebody_dies))
+@planted_fault(
+    "penstock/runtime/operators/windows.py",
+    Seeds(61142, _somebody_dies, lambda operator: isinstance(operator, Windows)),
+)
 def _ends_forgotten_after_a_failure() -> Any:
     """A task that goes back does not know when its windows end, so they end with the input."""
     restore = _Windows.restore

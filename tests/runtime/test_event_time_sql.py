@@ -228,6 +228,24 @@ def test_interval_joins(lefts: list[Row], rights: list[Row], how: Any, bounds: l
     assert found == sql(query, lefts=numbered(lefts), rights=numbered(rights))
 
 
+@pytest.mark.parametrize("how", ["inner", "full"])
+def test_an_interval_join_keeps_a_record_until_the_last_time_that_matches(how: Any) -> None:
+    """Records of the time of the watermark may still come. Another record, which nothing can match any more, is
+    dropped meanwhile."""
+    flow = ps.Flow("join")
+    joined = (
+        stream(flow, "left", 0.0)
+        .key_by(1)
+        .interval_join(stream(flow, "right", 0.0).key_by(1), lower_s=0, upper_s=0.005, how=how, fn=ids)
+    )
+    joined.write(ps.sinks.Collect(), name="out")
+    inputs = {"left": [(1, "b", 0), (2, "a", 1), (3, "c", 6)], "right": [(4, "d", 6), (5, "a", 6)]}
+    order = ["left", "left", "left", "right", "right"]
+    found = ps.testing.run(flow, inputs, order=order, batch_size=1)["out"]
+    outer = [(1, None), (3, None), (None, 4)] if how == "full" else []
+    assert sorted(found, key=str) == sorted([(2, 5), *outer], key=str)
+
+
 @given(lefts=rows, rights=rows, how=st.sampled_from(("inner", "left")), parallelism=tasks)
 def test_temporal_joins(lefts: list[Row], rights: list[Row], how: Any, parallelism: int) -> None:
     rights = list({(key, time): (key, time, value) for key, time, value in rights}.values())  # one version for a time
