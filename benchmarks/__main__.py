@@ -33,6 +33,7 @@ BENCHMARKS = {
     "low_rate": ("low_rate", "one record a second through five stages on two workers"),
     "map_batches": ("map_batches", "calls of 20 ms at a rate: latency, records a call; 1 us a record at full speed"),
     "nexmark": ("nexmark", "Nexmark q1, q2, q4, q5, q7, q8 and q11: events a second, beside Flink SQL and Bytewax"),
+    "linear_road": ("linear_road", "Linear Road: the most expressways of which all answers come within five seconds"),
     "map_async": ("map_async", "calls of 50 ms, 500 coroutines and 50 threads at a time: calls a second, CPU"),
     "checkpoint_cost": ("checkpoint_cost", "the same jobs with and without epochs; bytes and time of an epoch"),
     "state_memory": ("state_memory", "memory of JobMaster, compactions and workers beside 1 and 2 GB of state"),

@@ -54,7 +54,7 @@ class Delays:
         return kind, max(0, delay_ms), min(int(due_s), _EARLY_S)
 
 
-class _Histogram:
+class Histogram:
     """Adds the operators that count the answers by their kinds and delays."""
 
     def __init__(self, delays: Delays, sink: Sink) -> None:
@@ -160,7 +160,7 @@ def _build(options: argparse.Namespace) -> Prepared:
         lateness_s=options.lateness,
         parse=None if pattern is None else parse,
         files=files,
-        stamp=_Histogram(Delays(speed, start_ms), counted),
+        stamp=Histogram(Delays(speed, start_ms), counted),
         name=options.name,
     )
 
