@@ -113,7 +113,7 @@ def value_of(key: str, count: int, size: int) -> str:
     return f"{key}-{count}-".ljust(size, "x")
 
 
-class Kept(ps.Process):
+class Kept(ps.ProcessFunction):
     """Has, for each key, the number of its records and a text; at the end, emits the numbers, and whether the texts are
     those that they must be."""
 

@@ -57,6 +57,10 @@ _TOO_LONG_S = 10.0
 _ROUNDS_MAX = 3
 _ENOUGH_S = 1.0
 
+# A way of which a micro-batch of the sample takes less is quick, and runs more often: what Java compiles counts for
+# more in such a way than what a function does.
+_QUICK_S = 2.5
+
 # The way that is kept runs on, for so long at the most, until so many rounds in a row were not quicker than this share
 # of the quickest one. Java compiles what runs often, in two steps: until the first one a small micro-batch costs
 # several times as much, and until the second one, after some millions of rows, a row costs twice as much. Of several
@@ -203,7 +207,7 @@ class Operations:
                 raise
             except Exception as error:  # whatever the way cannot do, another way may
                 failure = error
-        if len(costs) > 1 and sum(cost.seconds(sample.many) for cost in costs.values()) < _ENOUGH_S * len(costs):
+        if len(costs) > 1 and all(cost.seconds(sample.many) < _QUICK_S for cost in costs.values()):
             # The first way that was tried has had the least of Spark's own code compiled.
             costs = {way: self._try(form, sample, way) or cost for way, cost in costs.items()}
         if not costs:
@@ -230,7 +234,7 @@ class Operations:
         least_s, most_s = _WARM_OF_ONE_S
         until = time.perf_counter() + min(max(least_s, _WARM_S / len(self._forms)), most_s)
         best, slower = cost, 0
-        while (best_s := best.seconds(_SAMPLE_ROWS)) < _ENOUGH_S and time.perf_counter() < until:
+        while (best_s := best.seconds(_SAMPLE_ROWS)) < _QUICK_S and time.perf_counter() < until:
             cost = self._try(form, sample, way) or cost
             slower = 0 if cost.seconds(_SAMPLE_ROWS) < _WARM_SHARE * best_s else slower + 1
             if slower == _WARM_ROUNDS:
