@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 # Ray takes a process whose parent is process 1 for a process whose raylet has died, unless it is told a raylet's
@@ -37,6 +38,7 @@ for _name in _PUT_OFF:
 from ray._private import auto_init_hook  # noqa: E402, PLC2701 - no public name tells this
 from ray.exceptions import GetTimeoutError, RayActorError  # noqa: E402
 
+from penstock.actors import head_client  # noqa: E402
 from penstock.runtime import standard_streams  # noqa: E402
 from penstock.runtime.errors import ClusterGone, JobNotFound, NoCluster, PenstockError  # noqa: E402
 from penstock.runtime.host import reaper  # noqa: E402
@@ -242,9 +244,14 @@ def _init(address: str, *, local: bool = False, **options: Any) -> None:
     os.environ[_LIMIT] = _FOR_EVER_S
     try:
         ray._raylet.Config.initialize("")  # Ray has read the environment when it was loaded; let it read that again
-        ray.init(address=address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=True, **options)
+        with head_client.joining(lambda: answers_tcp(address)) if _is_host_and_port(address) else nullcontext():
+            ray.init(address=address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=True, **options)
     except (ConnectionError, PenstockError):
         raise
+    except head_client.HeadGone as error:
+        with contextlib.suppress(Exception):
+            ray.shutdown()  # what had started
+        raise NoCluster(f"the Ray cluster at {address} could not be joined: {error}. Start the cluster again") from None
     except Exception as error:  # Ray raises errors of many classes, also bare RuntimeErrors and ValueErrors
         with contextlib.suppress(Exception):  # the first error tells more
             ray.shutdown()  # what had started
@@ -280,6 +287,10 @@ def _on_this_machine() -> list[str]:
     return sorted(ray._private.services.find_gcs_addresses())
 
 
+def _is_host_and_port(address: str) -> bool:
+    return "://" not in address and address.rpartition(":")[2].isdigit()
+
+
 def answers_tcp(address: str) -> bool:
     """Returns whether somebody accepts a connection at this address within a second."""
     host, _, port = address.rpartition(":")
@@ -293,7 +304,7 @@ def answers_tcp(address: str) -> bool:
 def _check_head(address: str, *, of_ray_start: bool) -> None:
     """Raises NoCluster when no head answers at the address of a cluster, at which Ray itself would try for minutes.
     Addresses of other forms are left to Ray. `of_ray_start`: `ray start` has added this machine to the cluster."""
-    if "://" in address or not address.rpartition(":")[2].isdigit():
+    if not _is_host_and_port(address):
         return
     until = time.monotonic() + _NAMED_ANSWERS_S
     while not _speaks(address):

@@ -38,6 +38,7 @@ from penstock.runtime.operators.windowing import LATE, WindowAggregated
 from penstock.runtime.program.plan import Chain, Plan
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.codec import decode, encode
+from penstock.runtime.records.key_groups import without_bad_keys
 from penstock.runtime.records.userfunc import ErrorHandler, is_failure, select
 from penstock.runtime.sources.base import Source, rows_of
 from penstock.runtime.state.aggregate import Aggregate, add_all
@@ -331,6 +332,8 @@ class RangeRun:
         assert form.combiner is not None
         assert form.selector is not None
         records, keys = select(form.selector, piece, self._errors)
+        # A partial result stands for many records. So a record with a bad key must be found before it is combined.
+        keys, records = without_bad_keys(keys, records, self._errors)
         return _Prepared(piece, *form.combiner.prepare(keys, records, self._errors))
 
     def _add(self, prepared: _Prepared) -> None:
@@ -419,7 +422,9 @@ def answer_rows(answer: MicroBatchResult) -> pa.RecordBatch:
     rows: list[tuple[bytes | None, int | None, str | None]] = []
     for batch in answer.batches:
         if isinstance(batch, Unprocessed):
-            rows.append((b"".join(encode_body(batch.records, 0, errors)[1]), batch.position, batch.why))
+            # A function's message may have halves of characters, which a column of texts cannot have.
+            why = batch.why.encode("utf-8", "backslashreplace").decode()
+            rows.append((b"".join(encode_body(batch.records, 0, errors)[1]), batch.position, why))
         else:
             rows.append((b"".join(encode_body(batch, 0, errors)[1]), None, None))
     batches, positions, reasons = zip(*(rows or [(None, None, None)]), strict=True)

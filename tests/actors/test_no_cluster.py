@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import ray
 
-from penstock.actors import cluster
+from penstock.actors import cluster, head_client
 from penstock.runtime.errors import JobNotFound, NoCluster
 
 
@@ -204,3 +205,40 @@ def test_a_head_that_answers_and_addresses_of_other_forms_are_left_to_ray(
     monkeypatch.setattr(cluster, "_NAMED_ANSWERS_S", 0.0)
     for address in (speaking, "auto", "ray://10.255.255.1:10001"):
         cluster._check_head(address, of_ray_start=False)
+
+
+JOINS_AS_IT_ENDS = """
+from penstock.actors import cluster
+from penstock.runtime.errors import NoCluster
+
+try:
+    cluster._init(ADDRESS, local=True)
+except NoCluster as error:
+    print(error)
+"""
+
+
+def test_a_head_that_ends_while_a_program_joins_it() -> None:
+    """Ray waits without limit, in native code, for the head of a cluster that has ended since it was found."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    script = f"ADDRESS = {address!r}\n{JOINS_AS_IT_ENDS}"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert f"the Ray cluster at {address} could not be joined: its head ended while this program joined it" in told.stdout
+
+
+def test_a_head_that_accepts_connections_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(head_client, "_LIMIT_S", 0.5)
+    with pytest.raises(head_client.HeadGone, match="has not answered"):
+        head_client._asked(never.wait, lambda: True)
+    never.set()
+
+
+def test_what_ray_raises_as_it_joins_is_raised() -> None:
+    def fails() -> None:
+        raise RuntimeError("another version")
+
+    with pytest.raises(RuntimeError, match="another version"):
+        head_client._asked(fails, lambda: True)
+    assert head_client._asked(lambda: 7, lambda: True) == 7

@@ -305,6 +305,44 @@ def test_what_comes_back_says_from_which_stage_on_it_is_to_be_processed() -> Non
     assert sorted(back) == [(1, [{"k": 2}]), (2, [{"k": 1, "n": "ten"}])]
 
 
+NAN = float("nan")
+
+
+def test_a_key_without_a_hash_comes_back_with_each_of_its_records() -> None:
+    """A partial result of such a key would be skipped as one record, however many records it stands for."""
+    flow = Flow("bad-keys", parallelism=1)
+    records = flow.read(ps.sources.Memory([{"k": 0, "n": 0}])).map(fields_of, name="fields")
+    records.key_by("k").count(on_error="skip").write(ps.sinks.Null())
+    (form,) = forms_of(flow.plan(1, check_sinks=False)).values()
+    run = RangeRun(form)
+    good = [{"k": 1, "n": n} for n in range(10)]
+    bad = [{"k": key, "n": n} for n, key in enumerate([NAN, (NAN, 1), [1]] * 5)]
+    run.take([*good[:5], *bad, *good[5:]])
+    answer = run.answer()
+    assert sorted(record["n"] for each in answer.unprocessed for record in each.records) == list(range(15))
+    assert {each.position for each in answer.unprocessed} == {2}
+    (partials,) = (batch for batch in answer.batches if isinstance(batch, KeyedBatch))
+    assert (partials.keys, partials.values) == ([1], [10])
+
+
+def half_a_character(n: int) -> int:
+    if n == 1:
+        raise ValueError("name \ud800")
+    return n
+
+
+def test_a_message_with_half_a_character_travels() -> None:
+    flow = Flow("surrogates", parallelism=1)
+    flow.read(ps.sources.Memory([0])).map(half_a_character, on_error="skip").write(ps.sinks.Null())
+    (form,) = forms_of(flow.plan(1, check_sinks=False)).values()
+    run = RangeRun(form)
+    run.take([0, 1, 2])
+    answer = answer_of(pa.Table.from_batches([answer_rows(run.answer())]))
+    (back,) = answer.unprocessed
+    assert back.records == [1]
+    assert r"name \ud800" in back.why
+
+
 # How often an operator got a record in Spark.
 CALLS: Counter[tuple[str, Any]] = Counter()
 
