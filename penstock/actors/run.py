@@ -278,6 +278,26 @@ def _refuse_what_needs_ray(**given: object) -> None:
             )
 
 
+def _without_ray(options: JobOptions, job: str) -> JobOptions:
+    """Returns the options of a job that ran on Ray for its run without Ray, and says what is left out. The saved
+    options stay, so the job has all of them again when it is resumed on Ray."""
+    left_out = []
+    if options.dual is not None:
+        left_out.append("dual")
+    if options.placement != PlacementOptions():
+        left_out.append("placement")
+    if left_out:
+        logger.warning(
+            "the job %r continues without its option%s %s, because a local job runs without Ray; a job that is resumed "
+            "on Ray has %s again",
+            job,
+            "s" if len(left_out) > 1 else "",
+            " and ".join(left_out),
+            "them" if len(left_out) > 1 else "the option",
+        )
+    return replace(options, dual=None, placement=PlacementOptions())
+
+
 def _start_local(flow: Flow, plan: Plan, options: JobOptions, program: Program) -> Job:
     """Start a job in processes of this program."""
     from penstock.local.local_job import LocalJob
@@ -448,7 +468,8 @@ def resume(
     """Start a job again from its last complete epoch, after it has failed or its cluster or program has gone.
 
     Only the store at `checkpoints` is needed: the flow and its options are saved there too. `workers`: a new number of
-    workers (default: as before). `local`: as of `run`; the job may have run on Ray before, and the other way round.
+    workers (default: as before). `local`: as of `run`; the job may have run on Ray before, and the other way round. A
+    local job runs without Spark and without a placement, whatever the job had on Ray.
     Raises JobNotFound when the store has no epoch of that job, and JobExists while the job runs.
     """
     if not isinstance(name, str):
@@ -488,12 +509,7 @@ def resume(
     plan = flow.plan(options.workers, list_splits=False, check_sinks=False)
     _tell_of_mixing(plan)
     if local:
-        if options.dual is not None or options.placement != PlacementOptions():
-            raise OptionError(
-                "the job {job} was started with Spark or a placement, which need Ray; leave out {local=}",
-                {"local": True},
-                job=repr(name),
-            )
+        options = _without_ray(options, name)
     else:
         from penstock.actors import on_ray
 

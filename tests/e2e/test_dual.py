@@ -17,7 +17,7 @@ import penstock as ps
 from penstock.actors.run import dual_options
 from penstock.bridge.burst import BurstOptions
 from penstock.bridge.session import SparkOptions
-from tests.e2e.jobs import run
+from tests.e2e.jobs import STARTED, run
 from tests.e2e.processes import kill, wait_until
 from tests.e2e.switch_campaign import CASES
 
@@ -105,6 +105,28 @@ def test_ranges_without_a_sample_of_their_source_are_tried_before_any_burst(
     job.stop()
     read = job.wait(LIMIT_S, progress=False)["records_read"]
     assert sum(count for _, count in found.records()) == read > 0
+
+
+@pytest.mark.timeout(900)
+def test_a_job_with_spark_continues_without_ray(
+    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = ps.Flow(fresh_name())
+    numbers = flow.read(ps.sources.Generator(lambda i: i, 2_000), name="numbers").map(first, name="first")
+    numbers.key_by(lambda pair: pair[0]).count(emit="final").write(ps.sinks.Collect(), name="out")
+    job = run(flow, dual="on", placement="traffic", checkpoints=tmp_path, epoch_interval_s=0.2, max_restarts=0)
+    wait_until(lambda: job.status().get("epochs", {}).get("complete", 0) > 1, "epochs are complete", LIMIT_S)
+    kill(job.status()["workers"][0]["pid"])
+    with pytest.raises(ps.JobFailed):
+        job.wait(LIMIT_S, progress=False)
+    before = job.status()["records_read"]
+    again = ps.resume(flow.name, checkpoints=tmp_path, local=True)
+    STARTED.append(again)
+    assert "continues without its options dual and placement, because a local job runs without Ray" in caplog.text
+    wait_until(lambda: again.status()["records_read"] > before, "the job has gone on", LIMIT_S)
+    again.stop()
+    read = again.wait(LIMIT_S, progress=False)["records_read"]
+    assert sum(count for _, count in again.records("out")) == read > before
 
 
 WITHOUT = """
