@@ -136,7 +136,7 @@ class RangeState(State):
     OPERATION = "OPERATION", "Spark runs the range in micro-batches."
     RETURNING = (
         "RETURNING",
-        "Spark finishes what it was given, or was lost; what comes after waits for the record tasks.",
+        "The range comes back: what Spark was given is answered first, and later records wait for the record tasks.",
     )
 
 
@@ -177,6 +177,9 @@ WANTED: dict[RangeState, Paradigm] = {
 
 # The switches of a range that its status tells of.
 _SWITCHES_KEPT = 10
+
+# A Spark that was ready within so many seconds of a burst found the load of that time.
+_SOON_READY_S = 1.0
 
 # Times of the way to the next tasks of which the median counts: one second or two of observations.
 _WAYS_KEPT = 9
@@ -899,6 +902,17 @@ class BurstDetector:
         )
         self.switches.append(self._story)
 
+    def _switch_reason(self, prepared_s: float) -> str:
+        """Returns why the range goes to Spark. `prepared_s`: for how long Spark was made ready since the burst was
+        seen, in which the load may have changed."""
+        f = self._figures_now
+        if prepared_s < _SOON_READY_S:
+            return self._reason
+        return (
+            f"{self._reason}; Spark was ready {prepared_s:.0f} s later: {f.waiting}, and {f.arrival_rate:,.0f} come a "
+            "second"
+        )
+
     def _watch_story(self, seen: Observation, f: Figures) -> None:
         if self._story is not None:
             self._story.observe(seen.time_s, f.own, seen.arrivals, seen.batches, seen.answered)
@@ -940,7 +954,7 @@ class BurstDetector:
         if self.state is not before:
             self.since_s = time_s
             if self.state == "SWITCHING":
-                self._begin_story("operation", time_s, self._reason)
+                self._begin_story("operation", time_s, self._switch_reason(took))
             elif self.state == "RETURNING":
                 self._begin_story("record", time_s, why)
             elif before == "SWITCHING" and self.state == "RECORD" and self._story is not None:

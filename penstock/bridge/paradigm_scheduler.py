@@ -269,6 +269,7 @@ class ParadigmScheduler:
         return {
             "mode": self._options.burst.mode,
             "spark": self._about_spark,
+            "spark_state": self._spark.state.value,
             "processes": {
                 "bridge": None if facts is None else facts.bridge,
                 "executors": {} if facts is None else dict(facts.executors),

@@ -321,6 +321,21 @@ def test_a_burst_goes_up_and_comes_back() -> None:
     assert made.happened("returned", time_s + 0.5) == "RECORD"
 
 
+def test_the_reason_of_a_switch_tells_of_the_time_when_spark_was_ready() -> None:
+    """The load may have changed since the burst was seen, and the figures of the switch are those of its time."""
+    made = detector(rate=60_000)
+    reason = after(made, 5.0, 60_000, 60_000).reason
+    after(made, 24.9, 90_000, 50_000)
+    made.happened("ready", 25.0)
+    story = made.switches[-1].plain()
+    assert story["queue"] == 90_000
+    assert story["reason"].startswith(f"{reason}; Spark was ready 20 s later: 90,000 records wait")
+    again = detector(rate=25_000)
+    again.happened("ready", 5.0)
+    reason = after(again, 7.2, 100_000, 60_000).reason
+    assert again.switches[-1].plain()["reason"] == reason
+
+
 def test_prepared_ahead_it_switches_at_once() -> None:
     made = detector(rate=25_000)
     decision = after(made, 5.0, 10, 25_000)

@@ -96,6 +96,7 @@ def no_status(name: str, state: str, error: str | None = None) -> dict[str, Any]
         "dual": {
             "mode": None,
             "spark": None,
+            "spark_state": None,
             "processes": {"bridge": None, "executors": {}},
             "ranges": [],
             "stays": {},
