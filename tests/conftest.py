@@ -105,7 +105,8 @@ def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
-    """A Ray cluster with 16 CPUs, joined by this process, as if somebody else had started it; its address."""
+    """A Ray cluster with 16 CPUs and other resources, joined by this process, as if somebody else had started it; its
+    address."""
     import ray
 
     from penstock.actors.cluster import NAMESPACE
@@ -114,6 +115,8 @@ def cluster() -> Iterator[str]:
     ray.init(
         address="local",
         num_cpus=16,
+        num_gpus=2,  # nobody uses them but to reserve them
+        resources={"fpga": 3},
         namespace=NAMESPACE,
         include_dashboard=False,
         object_store_memory=128 * 1024 * 1024,

@@ -29,6 +29,7 @@ from penstock.runtime.host.job_runner import JobRunner, Paradigms
 from penstock.runtime.host.linger import Driver
 from penstock.runtime.host.notes import Notes
 from penstock.runtime.host.reporting import Report
+from penstock.runtime.program.bound_tasks import needs_of_workers
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import Program, join, program
 
@@ -205,7 +206,8 @@ class _RayCarrier:
 
         options, nodes = self._options, self._nodes
         share = self.placer.share(self._plan)
-        nodes.reserve(self._plan.name, options.cpus_per_worker, options.start_timeout_s, cancelled, share)
+        needs = needs_of_workers(self._plan, nodes.workers)
+        nodes.reserve(self._plan.name, options.cpus_per_worker, options.start_timeout_s, cancelled, share, needs)
         worker = options.worker
         if nodes.spans_machines() or options.network.everywhere:
             worker = replace(worker, network=options.network.secured())

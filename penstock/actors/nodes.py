@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from penstock.placement.groups import Group, Machine, NotPlaced, PlacingCancelle
 from penstock.placement.options import PlacementOptions
 from penstock.placement.placement import spread, workers_of
 from penstock.placement.traffic import Node
+from penstock.runtime.operators.resources import Needs, together, told_needs
 
 logger = logging.getLogger(__name__)
 
@@ -91,24 +92,35 @@ class Nodes:
         self._group: Group | None = None
         self._job = ""
         self._cpus = 0.0
+        self._needs: list[dict[str, float]] = [{} for _ in range(workers)]  # what each worker takes beside CPUs
         self._timeout_s = 0.0
         self._lock = threading.Lock()  # of what follows, which changes when nodes are lost
         self._lost: set[str] = set()
         self._asked: dict[str, tuple[float, bool]] = {}  # by node id: when it was asked, and whether it has answered
         #: The room of each worker whose node was lost: a group, and the number of the bundle.
         self._moved: dict[int, tuple[Group, int]] = {}
-        self._unused: list[tuple[Group, int]] = []  # the room that these workers had, on nodes that may come back
+        #: The room that these workers had, on nodes that may come back, and what is reserved there beside CPUs.
+        self._unused: list[tuple[Group, int, dict[str, float]]] = []
         self._replacements = 0
 
     def reserve(
-        self, job: str, cpus: float, timeout_s: float, cancelled: Callable[[], bool], share: Share | None = None
+        self,
+        job: str,
+        cpus: float,
+        timeout_s: float,
+        cancelled: Callable[[], bool],
+        share: Share | None = None,
+        needs: Sequence[Needs] | None = None,
     ) -> None:
         """Chooses nodes, and reserves room on them for the workers, each of which takes `cpus` CPUs. `share` says how
-        many of them each node gets (None: what the free CPUs say). Raises NotPlaced."""
+        many of them each node gets (None: what the free CPUs say). `needs`: what each worker takes beside CPUs; when a
+        worker takes anything, the nodes follow from this. Raises NotPlaced."""
         options = self._options
         self._job, self._cpus, self._timeout_s = job, cpus, timeout_s
+        self._needs = [{} for _ in range(self.workers)] if needs is None else [dict(own) for own in needs]
+        needing = any(self._needs)
         packed = options.nodes is None and not options.pin and options.at_least is None and not options.grow
-        if packed and self._all_fit_here():
+        if packed and not needing and self._all_fit_here():
             return
         name = cluster.workers_group(job)
         wanted = options.nodes or 1
@@ -124,7 +136,9 @@ class Nodes:
                 logger.warning("job %s starts on the nodes that there are: %s", job, error)
         until = time.monotonic() + timeout_s
 
-        def chosen_now() -> list[tuple[Machine, int]]:
+        def chosen_now() -> list[Machine]:
+            if needing:
+                return self._with_needs(wanted)
             if packed:
                 found = self._fewest()
             else:
@@ -132,24 +146,24 @@ class Nodes:
                 free, most = ([_slots(m.free_cpus, cpus) for m in chosen], [_slots(m.cpus, cpus) for m in chosen])
                 found = list(zip(chosen, spread(self.workers, free, most), strict=True))
             if share is None:
-                return found
+                return _each(found)
             at = [machine for machine, _ in found]
             rooms = [_slots(machine.free_cpus, cpus) for machine in at]
             counts = share([count for _, count in found], rooms, [machine.speed for machine in at])
-            return list(zip(at, counts, strict=True))
+            return _each(zip(at, counts, strict=True))
 
         while True:
             chosen = chosen_now()
 
-            def in_vain(chosen: list[tuple[Machine, int]] = chosen) -> bool:
+            def in_vain(chosen: list[Machine] = chosen) -> bool:
                 """Returns whether the job was cancelled, or other nodes have more room by now and there is time to wait
                 for it."""
                 if cancelled():
                     return True
                 if time.monotonic() >= until:
                     return False
-                now, before = _counts(chosen_now()), _counts(chosen)
-                return now.keys() != before.keys() or (now != before and _all_free(now, cpus))
+                now, before = self._wanted(chosen_now()), self._wanted(chosen)
+                return now.keys() != before.keys() or (now != before and _all_free(now))
 
             try:
                 self._take(chosen, name, max(0.0, until - time.monotonic()), in_vain)
@@ -159,7 +173,7 @@ class Nodes:
                     raise
             except NotPlaced as error:
                 fewer = _with_room(chosen, cpus)
-                room = sum(count for _, count in fewer)
+                room = len(fewer)
                 if options.at_least is None or room < options.at_least:
                     raise
                 logger.warning("job %s starts with %d workers, not %d: %s", job, room, self.workers, error)
@@ -230,14 +244,78 @@ class Nodes:
         check_fits(known, self.workers, self._cpus)
         raise AssertionError("the nodes have room, and have none")
 
-    def _take(
-        self, chosen: list[tuple[Machine, int]], name: str, timeout_s: float, cancelled: Callable[[], bool]
-    ) -> None:
-        at = [machine for machine, count in chosen for _ in range(count)]
+    def _with_needs(self, count: int) -> list[Machine]:
+        """Returns the machine of each worker, when workers need more than CPUs. Workers with the greatest needs choose
+        first: a node that has what they need, where the job has other workers already, or as few as it should have when
+        it is to run on `count` nodes, and then the node with the most free CPUs."""
+        known = self._usable()
+        here = _here(known)
+        most = self.workers if self._options.nodes is None else self._most(count)
+        placed: dict[int, Machine] = {}
+        for free in (True, False):  # what is free now, or else what will be free when others give it back
+            left = {m.node_id: dict(m.resources if free else m.totals) for m in known}
+            placed = {}
+            for worker in sorted(range(self.workers), key=lambda worker: -sum(self._needs[worker].values())):
+                used = Counter(machine.node_id for machine in placed.values())
+                wanted = {"CPU": self._cpus, **self._needs[worker]}
+                fit = [
+                    machine
+                    for machine in known
+                    if used[machine.node_id] < most
+                    and all(left[machine.node_id].get(name, 0.0) >= each - _LEAST_CPUS for name, each in wanted.items())
+                ]
+                if not fit:
+                    break
+                spare = len(used) < count and self._options.nodes is not None
+                best = min(
+                    fit,
+                    key=lambda m: (
+                        (m.node_id in used) == spare,
+                        m.node_id != here.node_id,
+                        m.host != here.host,
+                        -left[m.node_id].get("CPU", 0.0),
+                    ),
+                )
+                placed[worker] = best
+                for name, each in wanted.items():
+                    left[best.node_id][name] = left[best.node_id].get(name, 0.0) - each
+            if len(placed) == self.workers:
+                return [placed[worker] for worker in range(self.workers)]
+        raise NotPlaced(
+            f"the job's workers need {self._told_needs()}, and the cluster has no nodes with that: "
+            f"{'; '.join(_has_in_all(machine, self._needs) for machine in known)}. Add nodes that have it, start Ray "
+            "with it (ray start --num-gpus, or --resources), or use a lower parallelism of the operators that need it",
+            (machine.node_id for machine in known),
+        )
+
+    def _told_needs(self) -> str:
+        """Describes what the workers need, for people."""
+        kinds = Counter(told_needs({"CPU": self._cpus, **own}) for own in self._needs)
+        return ", and ".join(f"{count} x ({kind})" for kind, count in kinds.items())
+
+    def _wanted(self, at: Sequence[Machine]) -> dict[str, dict[str, float]]:
+        """Returns what the workers on these machines need, by the id of the node."""
+        found: dict[str, list[Needs]] = {}
+        for machine, own in zip(at, self._needs, strict=False):  # there may be fewer than the job should have
+            found.setdefault(machine.node_id, []).append({"CPU": self._cpus, **own})
+        return {node_id: together(several) for node_id, several in found.items()}
+
+    def _take(self, at: list[Machine], name: str, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         layout = Layout.of(at)  # a node with a wrong label is refused before anything is reserved
         where = [machine.node_id for machine in at]
-        self._group = Group.reserve(where, cpus=self._cpus, name=name, timeout_s=timeout_s, cancelled=cancelled)
+        self._group = Group.reserve(
+            where,
+            cpus=self._cpus,
+            name=name,
+            resources=self._needs[: len(where)],
+            timeout_s=timeout_s,
+            cancelled=cancelled,
+        )
         self._settle(at, layout)
+
+    def needs(self, worker: int) -> dict[str, float]:
+        """Returns what a worker takes beside CPUs."""
+        return self._needs[worker]
 
     def _settle(self, at: list[Machine], layout: Layout | None = None) -> None:
         """Notes on which machine each worker is. `layout`: that of these machines, if it is known."""
@@ -330,16 +408,21 @@ class Nodes:
             self._lost.add(gone.node_id)
             self._replacements += 1
             name = replacement_name(cluster.workers_group(self._job), worker, self._replacements)
-            self._unused.append(before)
+            self._unused.append((*before, self._needs[worker]))
             used = Counter(machine.node_id for machine in self._at if machine.node_id not in self._lost)
-        fit = [m for m in self._usable() if m.free_cpus >= self._cpus - _LEAST_CPUS]
+        wanted = {"CPU": self._cpus, **self._needs[worker]}
+        fit = [
+            machine
+            for machine in self._usable()
+            if all(machine.resources.get(name, 0.0) >= each - _LEAST_CPUS for name, each in wanted.items())
+        ]
         back: list[tuple[Group, int]] = []
         try:
             if fit:
-                room = self._room_on(fit, used, name), 0
+                room = self._room_on(fit, used, name, worker), 0
             else:
                 logger.warning("job %s: a worker waits for a node with room, because its node is lost", self._job)
-                room = self._room_anywhere(name, back), 0
+                room = self._room_anywhere(name, back, worker), 0
         except PlacingCancelled:
             (room,) = back
         except NotPlaced as error:
@@ -352,7 +435,7 @@ class Nodes:
         machine = next((machine for machine in machines() if machine.node_id == node_id), None)
         if machine is None:
             with self._lock:
-                self._unused.append(room)
+                self._unused.append((*room, self._needs[worker]))
             raise NotPlaced(f"the node that was to replace {gone} has died too", (node_id,))
         with self._lock:
             self._lost.discard(node_id)
@@ -368,43 +451,52 @@ class Nodes:
             )
         return room
 
-    def _room_on(self, fit: list[Machine], used: Counter[str], name: str) -> Group:
-        """Reserves room for one worker on the best of these nodes. `used`: the number of the job's workers on each node
+    def _room_on(self, fit: list[Machine], used: Counter[str], name: str, worker: int) -> Group:
+        """Reserves room for a worker on the best of these nodes. `used`: the number of the job's workers on each node
         that is not lost."""
         # Who has asked for so many nodes gets as many again.
         spread = len(used) < (self._options.nodes or 1)
         best = min(fit, key=lambda m: ((m.node_id in used) == spread, used[m.node_id] / max(m.cpus, 1.0), -m.free_cpus))
-        return Group.reserve([best.node_id], cpus=self._cpus, name=name, timeout_s=self._timeout_s)
+        resources = [self._needs[worker]]
+        return Group.reserve([best.node_id], cpus=self._cpus, name=name, resources=resources, timeout_s=self._timeout_s)
 
-    def _room_anywhere(self, name: str, back: list[tuple[Group, int]]) -> Group:
-        """Waits for room for one worker. Raises PlacingCancelled when there is room on a lost node that is back, and
+    def _room_anywhere(self, name: str, back: list[tuple[Group, int]], worker: int) -> Group:
+        """Waits for room for a worker. Raises PlacingCancelled when there is room on a lost node that is back, and
         puts this room into `back`."""
 
         def is_back() -> bool:
-            found = self._unused_room()
+            found = self._unused_room(worker)
             back.extend([] if found is None else [found])
             return bool(back)
 
         if is_back():
             raise PlacingCancelled("a node is back")
-        return Group.reserve_anywhere(1, cpus=self._cpus, name=name, timeout_s=self._timeout_s, cancelled=is_back)
+        return Group.reserve_anywhere(
+            1,
+            cpus=self._cpus,
+            name=name,
+            resources=self._needs[worker],
+            timeout_s=self._timeout_s,
+            cancelled=is_back,
+        )
 
-    def _unused_room(self) -> tuple[Group, int] | None:
-        """Takes room that the job has reserved, and does not use, on a node that is there: a lost one that is back, or
-        one to which Ray has moved the bundle."""
+    def _unused_room(self, worker: int) -> tuple[Group, int] | None:
+        """Takes room that the job has reserved for such a worker, and does not use, on a node that is there: a lost one
+        that is back, or one to which Ray has moved the bundle."""
         there = {machine.node_id for machine in machines() if self._answers(machine)}
         with self._lock:
-            for place, (group, bundle) in enumerate(self._unused):
+            for place, (group, bundle, own) in enumerate(self._unused):
                 where = group.where()
-                if bundle < len(where) and where[bundle] in there:
-                    return self._unused.pop(place)
+                if own == self._needs[worker] and bundle < len(where) and where[bundle] in there:
+                    del self._unused[place]
+                    return group, bundle
         return None
 
     def close(self) -> None:
         """Gives the reserved room back."""
         with self._lock:
             own = [] if self._group is None else [self._group]
-            others = [group for group, _ in (*self._moved.values(), *self._unused) if group is not self._group]
+            others = [group for group, *_ in (*self._moved.values(), *self._unused) if group is not self._group]
             self._moved.clear()
             self._unused.clear()
             self._group = None
@@ -436,15 +528,25 @@ def _slots(cpus: float, each: float) -> int:
     return _MANY if not each else int(cpus / each + _LEAST_CPUS)
 
 
-def _counts(chosen: list[tuple[Machine, int]]) -> dict[str, int]:
-    """Returns the number of workers by the id of their node."""
-    return {machine.node_id: count for machine, count in chosen}
+def _each(chosen: Iterable[tuple[Machine, int]]) -> list[Machine]:
+    """Returns the machine of each worker, from the number of workers on each machine."""
+    return [machine for machine, count in chosen for _ in range(count)]
 
 
-def _all_free(counts: Mapping[str, int], cpus: float) -> bool:
-    """Returns whether each node has room for so many workers now."""
-    free = {machine.node_id: machine.free_cpus for machine in machines()}
-    return all(count <= _slots(free.get(node_id, 0.0), cpus) for node_id, count in counts.items())
+def _all_free(wanted: Mapping[str, Needs]) -> bool:
+    """Returns whether each node has free now what is wanted of it."""
+    free = {machine.node_id: machine.resources for machine in machines()}
+    return all(
+        free.get(node_id, {}).get(name, 0.0) >= amount - _LEAST_CPUS
+        for node_id, needs in wanted.items()
+        for name, amount in needs.items()
+    )
+
+
+def _has_in_all(machine: Machine, needs: Sequence[Needs]) -> str:
+    """Says how much of what is needed a node has, in use or free."""
+    names = ["CPU", *dict.fromkeys(name for own in needs for name in own)]
+    return f"{machine} has {told_needs({name: machine.totals.get(name, 0.0) for name in names})} in all"
 
 
 def has(machine: Machine, wanted: Mapping[str, str | float]) -> bool:
@@ -462,11 +564,15 @@ def told(wanted: Mapping[str, str | float]) -> str:
     )
 
 
-def _with_room(chosen: list[tuple[Machine, int]], cpus: float) -> list[tuple[Machine, int]]:
-    """Returns the nodes, and how many of its workers each has room for now."""
-    free = {machine.node_id: machine.free_cpus for machine in machines()}
-    rooms = [(machine, min(_slots(free.get(machine.node_id, 0.0), cpus), count)) for machine, count in chosen]
-    return [(machine, count) for machine, count in rooms if count]
+def _with_room(chosen: Sequence[Machine], cpus: float) -> list[Machine]:
+    """Returns the machine of each worker for which its machine has room now."""
+    rooms = {machine.node_id: _slots(machine.free_cpus, cpus) for machine in machines()}
+    found = []
+    for machine in chosen:
+        if rooms.get(machine.node_id, 0) > 0:
+            rooms[machine.node_id] -= 1
+            found.append(machine)
+    return found
 
 
 def _grown(count: int, cpus: float, name: str, timeout_s: float, cancelled: Callable[[], bool]) -> list[str]:

@@ -31,6 +31,7 @@ from penstock.placement.replanning import Look, Measured, Replanner
 from penstock.placement.sharing import shared
 from penstock.placement.topology import Topology, of_plan, with_data
 from penstock.placement.traffic import Bools, TrafficGraph
+from penstock.runtime.program.bound_tasks import bound_tasks
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.load import TrafficReport
 
@@ -116,7 +117,11 @@ class Placer:
         workers = self._in_order(found)
         if allowed is not None:
             workers = self._where_allowed(allowed, at, workers)
-        return {task.number: worker for task, worker in zip(plan.tasks, workers, strict=True)}
+        return {task.number: worker for task, worker in zip(plan.tasks, workers, strict=True)} | self.stays(plan)
+
+    def stays(self, plan: Plan) -> dict[int, int]:
+        """See Placing."""
+        return bound_tasks(plan, self._at.workers)
 
     def _allowed(self, plan: Plan, at: Layout) -> Bools | None:
         """Returns the nodes on which each task may run, or None when every task may run on all nodes."""

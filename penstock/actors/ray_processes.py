@@ -30,6 +30,7 @@ from penstock.runtime.host.node_agent import NodeLine
 from penstock.runtime.host.processes import CannotStart
 from penstock.runtime.host.watched_process import ProcessHere, WatchedProcess
 from penstock.runtime.host.worker_process import WorkerOptions
+from penstock.runtime.operators.resources import GPU
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +88,14 @@ class RayProcesses:
             except NotPlaced as error:  # and never will be
                 raise CannotStart(str(error), "resources") from error
             node_id = self._nodes.node_id(worker)
-            actor = self._spare(worker, node_id)
+            needs = self._nodes.needs(worker)
+            # Ray tells a process which GPUs it has when it makes the actor, and a spare process has none.
+            actor = None if needs else self._spare(worker, node_id)
             spare = actor is not None
             if not spare:
-                actor = ray.remote(Worker).options(num_cpus=self._cpus, scheduling_strategy=strategy).remote()
+                own = {name: amount for name, amount in needs.items() if name != GPU}
+                options = {"num_cpus": self._cpus, "num_gpus": needs.get(GPU), "resources": own or None}
+                actor = ray.remote(Worker).options(**options, scheduling_strategy=strategy).remote()
                 self._keep(worker, actor)
             try:
                 with self._starting_on(worker, node_id):

@@ -35,6 +35,7 @@ from penstock.runtime.host.store_keeper import SAVEPOINT
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators.ends import Write
+from penstock.runtime.operators.resources import told_needs
 from penstock.runtime.program.flow import check_flow
 from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.records.pickling import Program
@@ -207,6 +208,7 @@ def run(
         plan = flow.plan(workers, check_sinks=savepoint is None)
     except UnfinishedFiles as error:
         raise whether_resumable(error, flow.name, checkpoints) from None
+    _check_needs(plan, where)
     _tell_of_mixing(plan)
     store = origin = None
     if epoch_interval_s is not None:
@@ -296,6 +298,28 @@ def _without_ray(options: JobOptions, job: str) -> JobOptions:
             "them" if len(left_out) > 1 else "the option",
         )
     return replace(options, dual=None, placement=PlacementOptions())
+
+
+def _check_needs(plan: Plan, where: PlacementOptions) -> None:
+    """Raises OptionError for options of placement that do not fit tasks which need resources of their worker."""
+    needing = [chain for chain in plan.chains if chain.needs]
+    if not needing:
+        return
+    options = {
+        "replan_s": where.period_s,
+        "pin": dict(where.pin) or None,
+        "at_least": where.at_least,
+        "grow": where.grow or None,
+    }
+    for name, value in options.items():
+        if value is not None:
+            raise OptionError(
+                f"{{{name}=}} is not for this flow: each task of {{operator}} needs {{needs}}, which one worker "
+                f"reserves for it from the start to the end; leave out {{{name}}}",
+                {name: value},
+                operator=repr(needing[0].name),
+                needs=told_needs(needing[0].needs),
+            )
 
 
 def _start_local(flow: Flow, plan: Plan, options: JobOptions, program: Program) -> Job:

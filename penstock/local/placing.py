@@ -29,6 +29,10 @@ class InTurn:
                 load[worker] += 1
         return placed
 
+    def stays(self, plan: Plan) -> dict[int, int]:
+        """See Placing. Nothing is reserved for tasks, so all of them may run everywhere."""
+        return {}
+
     def known(self) -> str:
         """See Placing. Nothing was measured."""
         return ""

@@ -44,6 +44,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from penstock.runtime.errors import NotEnoughResources
+from penstock.runtime.operators.resources import together
 
 #: The label by which the user says how fast a core of a node is, where 1 is the speed of a node without the label.
 SPEED = "penstock/speed"
@@ -191,12 +192,12 @@ class Group:
         *,
         cpus: float,
         name: str,
-        resources: Mapping[str, float] | None = None,
+        resources: Sequence[Mapping[str, float]] | None = None,
         timeout_s: float,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Group:
-        """Reserves a bundle of `cpus` CPUs (and other `resources`) for each entry of `where`, the id of the node on
-        which the worker of the same number is to run. Returns when all bundles are placed.
+        """Reserves a bundle of `cpus` CPUs (and the other `resources` of the worker) for each entry of `where`, the id
+        of the node on which the worker of the same number is to run. Returns when all bundles are placed.
 
         A group of this name that an earlier process of the job has left is removed first, in whatever namespace it is:
         names must belong to one job. With 0 CPUs a bundle has one byte of memory, because Ray does not pin an empty
@@ -205,17 +206,17 @@ class Group:
         Raises NotPlaced after `timeout_s` (in whole seconds, rounded up), or at once when waiting is useless, and
         PlacingCancelled within a second after `cancelled` has become true.
         """
-        bundle = _bundle(cpus, resources)
+        bundles = [_bundle(cpus, own) for own in (resources or [{}] * len(where))]
         selectors = [{NODE_ID: node} for node in where]
 
         def hopeless() -> None:
-            _check_nodes(where, bundle, machines())
+            _check_nodes(where, bundles, machines())
 
         def missing(group: Group) -> NotPlaced:
-            return _missing(where, bundle, timeout_s, group)
+            return _missing(where, bundles, timeout_s, group)
 
         hopeless()
-        group = cls._make([bundle] * len(where), "PACK", name, selectors)
+        group = cls._make(bundles, "PACK", name, selectors)
         return group._placed(timeout_s, cancelled, hopeless, missing, where)
 
     @classmethod
@@ -354,7 +355,7 @@ def _bundle(cpus: float, resources: Mapping[str, float] | None) -> dict[str, flo
     return {name: amount for name, amount in wanted.items() if amount} or dict(_NEXT_TO_NOTHING)
 
 
-def _check_nodes(where: Sequence[str], bundle: Mapping[str, float], living: Sequence[Machine]) -> None:
+def _check_nodes(where: Sequence[str], bundles: Sequence[Mapping[str, float]], living: Sequence[Machine]) -> None:
     """Raises NotPlaced when the nodes can never take the workers, whatever else ends."""
     by_id = {machine.node_id: machine for machine in living}
     problems: dict[str, str] = {}
@@ -362,7 +363,7 @@ def _check_nodes(where: Sequence[str], bundle: Mapping[str, float], living: Sequ
     for node, workers in _workers_at(where).items():
         machine = by_id.get(node)
         if machine is not None:
-            if text := _short_of(machine, workers, bundle, machine.totals, "has only"):
+            if text := _short_of(machine, workers, bundles, machine.totals, "has only"):
                 problems[node] = text
             continue
         if known is None:
@@ -380,17 +381,18 @@ def _check_nodes(where: Sequence[str], bundle: Mapping[str, float], living: Sequ
         )
 
 
-def _missing(where: Sequence[str], bundle: Mapping[str, float], timeout_s: float, group: Group) -> NotPlaced:
+def _missing(where: Sequence[str], bundles: Sequence[Mapping[str, float]], timeout_s: float, group: Group) -> NotPlaced:
     """Describes what is missing on the nodes that were chosen for the workers."""
     living = machines()
-    _check_nodes(where, bundle, living)
+    _check_nodes(where, bundles, living)
     by_id = {machine.node_id: machine for machine in living}
     held = _held_by_groups(group)
     problems = {}
     for node, workers in _workers_at(where).items():
         machine = by_id[node]
-        if text := _short_of(machine, workers, bundle, machine.resources, "has"):
-            problems[node] = text + _holders(machine, bundle, held[node])
+        if text := _short_of(machine, workers, bundles, machine.resources, "has"):
+            names = {name for worker in workers for name in bundles[worker]}
+            problems[node] = text + _holders(machine, sorted(names), held[node])
     said = "; ".join(problems.values()) or f"each node seems to have room by now; Ray says {_says(group)}"
     return NotPlaced(
         f"the {len(where)} workers of {group.name} could not be placed within {timeout_s:g} s: {said}. {_REMEDY}",
@@ -417,12 +419,16 @@ def _missing_anywhere(
 
 
 def _short_of(
-    machine: Machine, workers: Sequence[int], bundle: Mapping[str, float], have: Mapping[str, float], verb: str
+    machine: Machine,
+    workers: Sequence[int],
+    bundles: Sequence[Mapping[str, float]],
+    have: Mapping[str, float],
+    verb: str,
 ) -> str:
     """Describes which resources of `have` are too few for the workers; "" when none are."""
     parts = []
-    for name, amount in bundle.items():
-        needed, there = amount * len(workers), have.get(name, 0.0)
+    for name, needed in together(bundles[worker] for worker in workers).items():
+        there = have.get(name, 0.0)
         if there < needed - _LEAST:
             parts.append(f"{there:g} of the {needed:g} {_unit(name, needed)}")
     needs = "needs" if len(workers) == 1 else "need"
@@ -444,7 +450,7 @@ def _held_by_groups(but: Group) -> dict[str, dict[str, dict[str, float]]]:
     return held
 
 
-def _holders(machine: Machine, bundle: Mapping[str, float], groups: Mapping[str, Mapping[str, float]]) -> str:
+def _holders(machine: Machine, bundle: Iterable[str], groups: Mapping[str, Mapping[str, float]]) -> str:
     """Describes who holds what the workers need on a node. Ray says this for placement groups; the rest is held by
     actors and tasks without a group."""
     parts = []

@@ -17,7 +17,7 @@ C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: What `**options` of a method stands for.
-OPTIONS = ("name", "parallelism", "on_error")
+OPTIONS = ("name", "parallelism", "on_error", "num_gpus", "resources")
 
 # The names of other libraries, and the names that they have here.
 _ELSEWHERE = {

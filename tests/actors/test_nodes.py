@@ -28,10 +28,13 @@ JOB = "job"
 
 
 class MadeUp:
-    """A cluster of machines with CPUs, on which room is reserved at once. `hears`: whether a machine answers."""
+    """A cluster of machines with CPUs, on which room is reserved at once. `hears`: whether a machine answers.
+    `gpus`: by the name of the machine."""
 
     def __init__(self, patch: pytest.MonkeyPatch, **cpus: int) -> None:
         self.cpus = cpus
+        self.gpus: dict[str, int] = {}
+        self.gpus_used: Counter[str] = Counter()
         self.used: Counter[str] = Counter()
         self.hears: Callable[[str], bool] = lambda name: True
         patch.setattr(nodes, "machines", self.machines)
@@ -42,16 +45,30 @@ class MadeUp:
 
     def machines(self) -> list[Machine]:
         return [
-            Machine(name, name, cpus, cpus - self.used[name], 1e9, {}, {}, {"CPU": cpus}, name, 1)
+            Machine(name, name, cpus, cpus - self.used[name], 1e9, {}, self._free(name), self._all(name), name, 1)
             for name, cpus in self.cpus.items()
         ]
 
-    def _reserve(self, where: Sequence[str], *, cpus: float, **_: Any) -> Any:
+    def _free(self, name: str) -> dict[str, float]:
+        free = {"CPU": self.cpus[name] - self.used[name], "GPU": self.gpus.get(name, 0) - self.gpus_used[name]}
+        return {resource: amount for resource, amount in free.items() if amount}
+
+    def _all(self, name: str) -> dict[str, float]:
+        return {"CPU": self.cpus[name]} | ({"GPU": self.gpus[name]} if name in self.gpus else {})
+
+    def _reserve(
+        self, where: Sequence[str], *, cpus: float, resources: Sequence[dict[str, float]] | None = None, **_: Any
+    ) -> Any:
         room = Counter(where)
+        gpus: Counter[str] = Counter()
+        for name, own in zip(where, resources or (), strict=False):
+            gpus[name] += int(own.get("GPU", 0))
         self.used += room
+        self.gpus_used += gpus
 
         def remove() -> None:
             self.used -= room
+            self.gpus_used -= gpus
 
         return SimpleNamespace(
             where=lambda: list(where), lost=list, remove=remove, strategy=lambda bundle: (where[bundle], cpus)
@@ -82,6 +99,54 @@ def test_who_has_asked_for_two_nodes_gets_a_fresh_one_for_a_lost_one(monkeypatch
     lost = [worker for worker in range(4) if found.node_id(worker) == "b"]
     assert [found.strategy(worker) for worker in lost] == [("fresh", 1.0)] * 2
     assert spread(found) == [("a", 2), ("fresh", 2)]
+
+
+def with_gpus(workers: int, gpus: dict[int, float], options: PlacementOptions | None = None) -> Nodes:
+    """The nodes of a job of which some workers need GPUs."""
+    found = Nodes(options or PlacementOptions(), workers)
+    needs = [{"GPU": gpus[worker]} if worker in gpus else {} for worker in range(workers)]
+    found.reserve(JOB, 1.0, 60.0, lambda: False, None, needs)
+    return found
+
+
+def test_workers_that_need_gpus_get_the_nodes_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others join them there while there is room, so that the job has few nodes."""
+    cluster = MadeUp(monkeypatch, here=4, small=2, large=4)
+    cluster.gpus = {"small": 1, "large": 2}
+    found = with_gpus(6, {1: 2, 4: 1})
+    assert (found.node_id(1), found.node_id(4)) == ("large", "small")
+    assert Counter(found.node_id(worker) for worker in range(6)) == {"large": 4, "small": 2}
+    assert (found.needs(1), found.needs(0)) == ({"GPU": 2}, {})
+    with pytest.raises(NotEnoughResources, match=r"need .*1 x \(1 CPU and 3 GPUs\).*large .* has 4 CPU and 2 GPUs in"):
+        with_gpus(6, {1: 3})
+
+
+def test_workers_that_need_gpus_are_spread_over_as_many_nodes_as_the_job_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = MadeUp(monkeypatch, here=8, one=8, two=8)
+    cluster.gpus = {"one": 4, "two": 4}
+    found = with_gpus(4, {0: 1, 1: 1}, PlacementOptions(nodes=2))
+    assert {found.node_id(worker) for worker in range(4)} == {"one", "two"}
+    assert found.node_id(0) != found.node_id(1)
+
+
+def test_a_worker_that_needs_a_gpu_waits_for_one_that_another_job_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is placed where the GPU will be, although other nodes have more free CPUs."""
+    cluster = MadeUp(monkeypatch, here=8, gpus=2)
+    cluster.gpus = {"gpus": 1}
+    with_gpus(1, {0: 1})
+    assert with_gpus(1, {0: 1}).node_id(0) == "gpus"
+
+
+def test_a_lost_node_is_replaced_by_one_that_has_what_its_worker_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = MadeUp(monkeypatch, here=8, one=2, two=2)
+    cluster.gpus = {"one": 1, "two": 1}
+    found = with_gpus(2, {1: 1})
+    (gone,) = {found.node_id(1)}
+    cluster.dies(gone)
+    found.lose(gone)
+    assert found.strategy(1)[0] == ({"one", "two"} - {gone}).pop()
 
 
 def test_who_has_not_asked_for_nodes_gets_room_on_those_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -852,6 +852,10 @@ class EpochCluster:
     def known(self) -> str:
         return ""
 
+    def stays(self, plan: Plan) -> dict[int, int]:
+        """See Placing."""
+        return {}
+
     def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
         """Tasks that there were stay where they are, others go anywhere."""
         placed = {}

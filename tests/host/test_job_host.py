@@ -59,6 +59,10 @@ class InTurn:
     def known(self) -> str:
         return ""
 
+    def stays(self, plan: Plan) -> dict[int, int]:
+        """See Placing."""
+        return {}
+
     def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
         return {task.number: before.get(task.number, task.number % self.workers) for task in plan.tasks}
 

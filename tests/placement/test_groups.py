@@ -61,11 +61,13 @@ def test_parts_of_a_cpu_none_at_all_and_other_resources(world: World) -> None:
     for cpus, resources, where in [
         (0.25, None, [world.one] * 4),
         (0, None, [world.one, world.two, world.head, world.one]),
-        (1, {"disk": 0.5}, [world.two] * 2),
+        (1, [{"disk": 0.5}] * 2, [world.two] * 2),
+        (0.5, [{}, {"disk": 1}], [world.one, world.two]),
     ]:
         group = Group.reserve(where, cpus=cpus, resources=resources, name="parts", timeout_s=LIMIT_S)
         last = len(where) - 1
-        actor = world.actor(num_cpus=cpus, resources=resources, scheduling_strategy=group.strategy(last))
+        own = None if resources is None else resources[last]
+        actor = world.actor(num_cpus=cpus, resources=own, scheduling_strategy=group.strategy(last))
         assert group.where() == where
         assert ray.get(actor.node.remote()) == where[last]
         group.remove()
@@ -84,7 +86,7 @@ def test_what_can_never_be_is_said_at_once(world: World) -> None:
     assert raised.value.nodes == (world.one,)
     assert cloudpickle.loads(cloudpickle.dumps(raised.value)).nodes == (world.one,)
     with pytest.raises(NotPlaced, match="0 of the 1 disk that worker 0 needs"):
-        Group.reserve([world.one], cpus=1, resources={"disk": 1}, name="disk", timeout_s=1e9)
+        Group.reserve([world.one], cpus=1, resources=[{"disk": 1}], name="disk", timeout_s=1e9)
     with pytest.raises(NotPlaced, match="there is no node ffffffff, which worker 1 should be on"):
         Group.reserve([world.one, "f" * 56], cpus=1, name="nowhere", timeout_s=1e9)
     with pytest.raises(ValueError, match="at least one"):

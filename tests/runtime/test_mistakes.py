@@ -159,7 +159,7 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "option of map": (lambda: some().map(str, nmae="m"), ("map() has no option 'nmae'", "did you mean 'name'?")),
     "option of no likeness": (
         lambda: some().map(str, z=1),
-        ("map() has no option 'z'", "it takes: fn, ", "name, parallelism, on_error"),
+        ("map() has no option 'z'", "it takes: fn, ", "name, parallelism, on_error, num_gpus, resources"),
     ),
     "option of read": (
         lambda: any_ps.Flow("f").read(ps.sources.Memory([1]), paralelism=2),

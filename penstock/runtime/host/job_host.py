@@ -56,6 +56,8 @@ from penstock.runtime.host.job_state import JobLife, JobState
 from penstock.runtime.host.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
 from penstock.runtime.host.status import StatusBuilder
 from penstock.runtime.host.worker_lives import WorkerLives
+from penstock.runtime.operators.resources import told_needs
+from penstock.runtime.program.bound_tasks import check_reserved
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.transport.base import PeerGone
 from penstock.runtime.worker.blackbox import Crash, Note, Suspects
@@ -568,6 +570,16 @@ class JobHost:
                 self._out.append(Reply(request, JobError(f"there is no worker {beyond[0]}; the job has 0 to {last}")))
             else:
                 wanted = {numbers[name]: worker for name, worker in tasks.items()}
+                stays = self._placing.stays(self.plan)
+                for name, task in numbers.items():
+                    if task in wanted and wanted[task] != stays.get(task, wanted[task]):
+                        needs = told_needs(self.plan.chains[self.plan.by_number[task].chain].needs)
+                        error = JobError(
+                            f"task {name!r} stays in worker {stays[task]}, because it needs {needs}, which only this "
+                            "worker has reserved for the task"
+                        )
+                        self._out.append(Reply(request, error))
+                        return self._settled(now)
                 self._requests.migrations.append(MigrateRequest(request, wanted))
         return self._settled(now)
 
@@ -627,8 +639,12 @@ class JobHost:
         if parallelism > 1 and fused_by_key(self.plan, operator):
             flow = self._options.flow
             assert flow is not None
-            return replanned(flow.graph, self.plan, operator, parallelism, flow.chaining)
-        return rescaled(self.plan, operator, parallelism)
+            plan = replanned(flow.graph, self.plan, operator, parallelism, flow.chaining)
+        else:
+            plan = rescaled(self.plan, operator, parallelism)
+        if self._placing.stays(self.plan):
+            check_reserved(self.plan, plan, operator)
+        return plan
 
     def _replan(self, request: RescaleRequest, now: float) -> None:
         """Carries out a rescale, because the epoch that it has waited for is complete."""

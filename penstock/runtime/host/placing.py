@@ -18,6 +18,11 @@ class Placing(Protocol):
         """The worker of each task of a plan that has changed; `before`: the workers of the tasks until now."""
         ...
 
+    def stays(self, plan: Plan) -> dict[int, int]:
+        """The worker of each task, by number, that must run in no other worker, because of the resources that it
+        needs."""
+        ...
+
     def known(self) -> str:
         """What is known of the load and the traffic of tasks, as text, for the next start of the job; may be empty."""
         ...

@@ -9,11 +9,12 @@ stage must never know tasks, channels or Ray, so that Spark and tests can run it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import time
 from typing import Any
 
 from penstock.runtime.errors import FlowError
+from penstock.runtime.operators.resources import needs_of, told_needs
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.records.userfunc import (
     DEAD_LETTERS,
@@ -168,8 +169,8 @@ def run_stages(stages: Sequence[Stage], batch: Batch, first: int) -> Iterator[Ba
 
 
 class Operator(ABC):
-    """What every operator has: kind, name, parallelism (None: that of the flow), and the policy for records that
-    fail."""
+    """What every operator has: kind, name, parallelism (None: that of the flow), the policy for records that fail, and
+    the resources that each task needs."""
 
     kind: str
     keyed = False  # whether it takes KeyedBatch, at each input to which records are grouped by key
@@ -183,7 +184,14 @@ class Operator(ABC):
     why_not_in_spark: str | None = "it has no batch form"  # why it cannot run in Spark; None: it can
     time_grain: int | None = None  # in ms; all times at which it waits for a watermark are multiples of it
 
-    def __init__(self, name: str | None = None, parallelism: int | None = None, on_error: OnError = "fail") -> None:
+    def __init__(
+        self,
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+        num_gpus: float = 0,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
         if name is not None and (not isinstance(name, str) or not name):
             raise FlowError(f"an operator's name must be a text, not {name!r}")
         if on_error not in POLICIES:
@@ -197,6 +205,9 @@ class Operator(ABC):
         self.explicit_name = name is not None
         self.parallelism = parallelism
         self.on_error = on_error
+        self.needs = needs_of(num_gpus, resources, self.name)  # what each task needs of its worker beside CPU time
+        if self.needs:
+            self.why_not_in_spark = f"each of its tasks needs {told_needs(self.needs)}, which Spark does not reserve"
         self.declared_at: str | None = None
         self.outputs: tuple[str, ...] = (DEAD_LETTERS,) if on_error == "dead_letter" else ()
 

@@ -17,6 +17,7 @@ from penstock.runtime.operators.joins import IntervalJoin, TemporalJoin
 from penstock.runtime.operators.lookup import Lookup
 from penstock.runtime.operators.outside_lookup import OutsideLookup, Reloaded
 from penstock.runtime.operators.processing import Processing
+from penstock.runtime.operators.resources import told_needs
 from penstock.runtime.operators.stateless import MapBatches
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.windowing import WindowAggregated
@@ -124,7 +125,8 @@ def _physical(plan: Plan, workers: int) -> list[str]:
     for chain in plan.chains:
         n = sum(map(len, chain.splits))
         splits = f", {n} split{'s' * (n != 1)}" if chain.source else ""
-        lines.append(f"  [{chain.index}] {chain.name}  x{chain.parallelism}{splits}")
+        needs = f", each task needs {told_needs(chain.needs)}" if chain.needs else ""
+        lines.append(f"  [{chain.index}] {chain.name}  x{chain.parallelism}{splits}{needs}")
         outgoing = (exchange for exchange in plan.exchanges if exchange.source == chain.index)
         lines += [f"      -> [{exchange.target}] {_exchange(exchange)}" for exchange in outgoing]
     if said := mixing_words(mixing(plan)):

@@ -106,11 +106,14 @@ Row = dict[str, Any]
 
 
 class Options(TypedDict, total=False):
-    """What every operator takes: its name, how many tasks it has, what becomes of records that fail in it."""
+    """What every operator takes: its name, how many tasks it has, what becomes of records that fail in it, and what
+    each task needs of its worker: GPUs, or other resources of Ray."""
 
     name: str | None
     parallelism: int | None
     on_error: OnError
+    num_gpus: float
+    resources: Mapping[str, float] | None
 
 
 Selector = Callable[[Any], Any] | str | int | Expr
@@ -329,7 +332,10 @@ class Stream(Generic[T_co]):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Stream[U]:
-        """One output for each record: fn(record). Options: name, parallelism, on_error.
+        """One output for each record: fn(record). Options: name, parallelism, on_error, num_gpus, resources.
+
+        `num_gpus` and `resources` ({"fpga": 1}): what each task needs. On Ray, the task's worker reserves the resources
+        on a node that has them. A local job reserves nothing.
 
         `fn` may be a class with __call__, for what takes long to load: each task makes one object of it, with
         `fn_constructor_args` and `fn_constructor_kwargs`, and calls the object's open() and close() if it has them."""

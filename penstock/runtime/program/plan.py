@@ -21,6 +21,7 @@ from penstock.runtime.exchange.grouping import Forward, Grouping, Key, Rebalance
 from penstock.runtime.operators.aggregated import Aggregated
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read, Write
+from penstock.runtime.operators.resources import together
 from penstock.runtime.operators.stateless import KeyBy
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.windowing import LATE, WindowAggregated
@@ -45,6 +46,11 @@ class Chain:
     @property
     def name(self) -> str:
         return " > ".join(operator.name for operator in self.operators)
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """What each of its tasks needs of a worker beside CPU time: what all of its operators need, together."""
+        return together(operator.needs for operator in self.operators)
 
     @property
     def source(self) -> Read | None:
