@@ -496,7 +496,8 @@ class Nodes:
         """Gives the reserved room back."""
         with self._lock:
             own = [] if self._group is None else [self._group]
-            others = [group for group, *_ in (*self._moved.values(), *self._unused) if group is not self._group]
+            groups = [group for group, _ in self._moved.values()] + [group for group, _, _ in self._unused]
+            others = [group for group in groups if group is not self._group]
             self._moved.clear()
             self._unused.clear()
             self._group = None
