@@ -100,7 +100,7 @@ campaign-switching-trees: setup ## the same with N (40) faults of relays and lin
 campaign-apps: setup ## run N (60) jobs of the applications that are killed, rescaled and moved, starting from SEED
 	$(BIN)/python -m tests.apps.campaign --runs $(or $(N),60) --seed $(SEED) $(ARGS)
 
-campaign-apps-on-hosts: setup ## WordCount, Grep, YSB through Spark and SOL on 1, 2 and 4 hosts
+campaign-apps-on-hosts: setup ## the applications on 1, 2 and 4 hosts: YSB through Spark, ride-hailing through trees
 	$(BIN)/python -m tests.hosts.apps $(ARGS)
 
 campaign-switch: setup ## run N (50) jobs that go to Spark and back while their processes are killed, from SEED

@@ -1,13 +1,15 @@
 """The applications over several hosts: whatever the number of hosts, the answer is that of a plain loop.
 
-    python -m tests.hosts.apps                            WordCount, Grep, YSB and SOL on 1, 2 and 4 hosts
+    python -m tests.hosts.apps                            all applications of APPS on 1, 2 and 4 hosts
     python -m tests.hosts.apps --apps ysb --hosts 2 --dual off
 
 YSB goes through Spark in micro-batches. Spark is RayDP's, with an executor on each of as many hosts. So there are
 workers that send their micro-batches to a bridge on another host, and executors that read them from there.
 
 Each job has four workers on the given number of hosts, and its workers must have been there. With "spark-only" Spark
-must have answered so many records that workers of each host are among those that sent them.
+must have answered so many records that workers of each host are among those that sent them. The requests of
+ride-hailing go to the tasks of all workers: over several hosts through multicast trees, whose relays must have handed
+over entries on each other host.
 """
 
 from __future__ import annotations
@@ -26,15 +28,21 @@ from typing import Any
 import penstock as ps
 from penstock.apps import grep, sol, text, wordcount, ysb
 from penstock.apps.app import Cycle
+from penstock.apps.rides import topology as rides
+from penstock.apps.rides.city import TIME_MS, Locations, Requests
+from penstock.apps.stock import topology as stock
+from penstock.apps.stock.orders import Orders, is_valid
 from penstock.apps.ysb_events import Events, EventSource
 from penstock.bridge.session import SparkOptions
+from tests.apps.rides_checker import expected as expected_rides
+from tests.apps.stock_checker import expected as expected_trades
 from tests.e2e.processes import wait_until
 from tests.e2e.switch_campaign import Held
 from tests.hosts import spaces
 from tests.hosts.hosts import ROOT, Hosts
 from tests.hosts.ray_cluster import RayCluster
 
-APPS = ("wordcount", "grep", "sol", "ysb")
+APPS = ("wordcount", "grep", "sol", "ysb", "rides", "stock")
 HOSTS = (1, 2, 4)
 WORKERS = 4
 PATTERN = "string"
@@ -53,6 +61,8 @@ class Case:
     answer: Callable[[], Any]
     right: Any
     source: Held | None = None  # which waits for Spark
+    read: int | None = None  # how many records all sources have; None: as many as were asked for
+    trees: Path | None = None  # the file for which the source waits, where records go to the tasks of all workers
 
 
 def wordcount_case(records: int, _: Path) -> Case:
@@ -91,11 +101,47 @@ def ysb_case(records: int, holds: Path) -> Case:
     return Case(flow, lambda: ysb.stored(rows.records()), dict(ysb.recount(events, records)), source)
 
 
+def rides_case(records: int, holds: Path) -> Case:
+    """A request for each 25 locations. The matches of the checker take the square of the time of the city."""
+    drivers, every_s = 300, 3.0
+    located = min(records, 12_000)
+    asked = located // 25
+    locations = Locations(7, drivers=drivers, every_s=every_s)
+    requests = Requests(7, per_s=asked * drivers / every_s / located)
+    ready = holds / "trees are ready"
+    # At a pace at which relays tell what they do. A hold that is not the last one lets nothing through.
+    paced = ps.sources.Generator(requests, rate=asked / 5, limit=asked)
+    held = Held(paced, {ready: asked // 10 // WORKERS, holds / "is never there": asked})
+    sources = ps.sources.Generator(locations, limit=located), held
+    found = ps.sinks.Collect()
+    flow = rides.topology(*sources, found, name="apps-rides")
+    asked_for = list(map(requests, range(asked)))
+    best = expected_rides(map(locations, range(located)), asked_for, rides.RADIUS_M)
+    right = sorted(
+        (request[0], *((match.driver, match.distance_m) if match else (None, None)), request[TIME_MS])
+        for request in asked_for
+        for match in [best[request[0]]]
+    )
+    read = located + asked + rides.POSTS
+    return Case(flow, lambda: sorted(found.records()), right, read=read, trees=ready)
+
+
+def stock_case(records: int, _: Path) -> Case:
+    orders = Orders(7, symbols=50, rate=500.0)
+    trades = ps.sinks.Collect()
+    source = ps.sources.Generator(orders, limit=records)
+    flow = stock.topology(source, ps.sinks.Null(), ps.sinks.Null(), trades, lifetime_s=None, name="apps-stock")
+    right = Counter(map(tuple, expected_trades(filter(is_valid, map(orders, range(records))))))
+    return Case(flow, lambda: Counter(map(tuple, trades.records())), right)
+
+
 CASES: dict[str, Callable[[int, Path], Case]] = {
     "wordcount": wordcount_case,
     "grep": grep_case,
     "sol": sol_case,
     "ysb": ysb_case,
+    "rides": rides_case,
+    "stock": stock_case,
 }
 
 
@@ -117,27 +163,54 @@ def driver(settings: dict[str, Any]) -> None:
             kind="raydp", cores=1, executors=count, memory="512M", placement_group=group, start_s=LIMIT_S
         )
         options = {"dual": settings["dual"], "spark": spark}
+    if case.trees:
+        options["trees"] = 1  # whatever the load: small records to few hosts would go straight to the workers
     began = time.monotonic()
     job = ps.run(case.flow, workers=WORKERS, nodes=count, checkpoints=folder / "epochs", **options)
-    if options:
-        assert case.source is not None
+    if case.source is not None and "dual" in options:
         _let_go(job, case.source, count)
+    if case.trees:
+        if count > 1:
+            wait_until(lambda: _have_trees(job.status(), count), "all streams have trees", LIMIT_S)
+        case.trees.touch()
     status = job.wait(LIMIT_S, progress=False)
     on = {worker["node_id"] for worker in status["workers"]}
     assert len(on) == count, f"the workers were on {len(on)} hosts"
-    assert status["records_read"] == settings["records"]
+    assert status["records_read"] == (settings["records"] if case.read is None else case.read)
+    handed = sorted(relay["handed_over"] for relay in status["relays"])
+    if case.trees and count > 1:
+        assert len(handed) == count, f"there are {len(handed)} relays"
+        assert handed[0], f"the relays have handed over {handed} entries"
     found = case.answer()
     if found != case.right:
         raise AssertionError(f"the answer is wrong: {str(found)[:500]}, and right would be {str(case.right)[:500]}")
     in_spark = _in_spark(status)
-    if options and settings["dual"] == "spark-only":
+    if "dual" in options and settings["dual"] == "spark-only":
         least = settings["records"] * (count - 1) // count
         assert in_spark > least, f"Spark answered {in_spark:,} records, and {least:,} are those of the other hosts"
-    print(json.dumps({"seconds": time.monotonic() - began, "answers": len(case.right), "in_spark": in_spark}))
+    print(
+        json.dumps(
+            {
+                "seconds": time.monotonic() - began,
+                "answers": len(case.right),
+                "in_spark": in_spark,
+                "handed": sum(handed),
+                "read": status["records_read"],
+            }
+        )
+    )
 
 
 def _in_spark(status: dict[str, Any]) -> int:
     return sum(one["records_in_spark"] for one in (status.get("dual") or {"ranges": []})["ranges"])
+
+
+def _have_trees(status: dict[str, Any], count: int) -> bool:
+    """Whether there is a relay on each host, and whatever goes to all tasks goes through a tree."""
+    assert status["state"] not in ("FAILED", "FINISHED"), status["error"]
+    streams = [stream for worker in status["workers"] for stream in worker.get("streams", ())]
+    ready = [relay for relay in status["relays"] if relay["state"] == "ready"]
+    return len(ready) == count and bool(streams) and not any(stream["no_tree"] for stream in streams)
 
 
 def _let_go(job: ps.Job, source: Held, count: int) -> None:
@@ -182,8 +255,10 @@ def run(apps: list[str], counts: list[int], records: int, dual: str) -> None:
                     printed = hosts[0].python(program, env=cluster.environment, directory=ROOT, limit_s=3 * LIMIT_S)
                 said = json.loads(printed.splitlines()[-1])
                 through = f", {said['in_spark']:,} of them through Spark" if said["in_spark"] else ""
+                if said["handed"]:
+                    through += f", {said['handed']:,} entries through trees"
                 print(
-                    f"{app} on {count} host{'s' * (count > 1)}: {records:,} records{through}, {said['answers']:,} "
+                    f"{app} on {count} host{'s' * (count > 1)}: {said['read']:,} records{through}, {said['answers']:,} "
                     f"answers, all right, {said['seconds']:.1f} s",
                     flush=True,
                 )
