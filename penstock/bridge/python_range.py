@@ -1,8 +1,9 @@
 """A range in Spark's Python workers, without a plan of Spark SQL (docs/papers.md: D1, D4).
 
-The stages of the record tasks run unchanged over the records of a partition. A micro-batch travels as Arrow streams
-that the JVM passes on without looking into them: it makes no row of them, and no plan. Answers come back as bytes in
-the same way.
+The stages of the record tasks run unchanged over the records of a partition. Where the Python workers run on the
+machine of this process, a micro-batch lies in shared memory, and the JVM passes on only where each partition begins. To
+other machines a micro-batch travels as Arrow streams that the JVM passes on without looking into them: it makes no row
+of them, and no plan. Answers come back as bytes in the same way.
 
 It must never give a partition's records to the stages all at once: the stages are quick with lists that fit into the
 processor's caches, as the record tasks have them.
@@ -10,9 +11,13 @@ processor's caches, as the record tasks have them.
 
 from __future__ import annotations
 
+import io
+import logging
 import os
+import secrets
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -23,6 +28,17 @@ from penstock.bridge.session import Session
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.records.pickling import join
+
+logger = logging.getLogger(__name__)
+
+# What a Python worker gets for a partition in shared memory: this text, the offset and the size of the Arrow stream in
+# the file, the first bytes of the file, and the file's path.
+_SHARED = b"penstock:shared:"
+_SHARED_AT = struct.Struct(f"!{len(_SHARED)}sqq16s")
+_ALIGNED = 64  # as Arrow has its buffers
+
+# What a Python worker answers that cannot read this file, because the file is on another machine.
+_NOT_HERE = b"penstock:not here"
 
 # A partition is one cell, which holds an Arrow stream: RayDP passes record batches on, and would drop dictionaries.
 _CELL = pa.schema([("stream", pa.binary())])
@@ -44,52 +60,76 @@ class PythonRange:
         plain = NoOpSerializer()
         # Made once: the function's bytes stay in the JVM from now on.
         self._function = module._wrap_function(session.spark.sparkContext, partial(_serve, form), plain, plain, None)
+        self._shares = True  # as long as no Python worker has said that it runs on another machine
 
     def answer(self, batch: pa.RecordBatch) -> MicroBatchResult:
         """Returns the results of a micro-batch."""
-        from py4j.protocol import Py4JJavaError
-        from pyspark import rdd
-        from pyspark.serializers import NoOpSerializer
-
-        module: Any = rdd
-        context: Any = self._session.spark.sparkContext
         parts = min(self._session.cores, batch.num_rows) or 1
         rows = max(1, -(-batch.num_rows // parts))
-        cells = [_cell(batch.slice(start, rows)) for start in range(0, max(1, batch.num_rows), rows)]
-        held: list[Any] = []
-        try:
-            if self._session.put is not None:
-                data = self._from_store(cells, held)
-            else:
-                data = self._from_memory(cells)
-            lines = context._jvm.PythonRDD(data, self._function, False, False)
-            try:
-                found = context._jvm.PythonRDD.collectAndServe(lines.asJavaRDD().rdd())
-            except Py4JJavaError as error:  # its own text would have to be asked of the JVM later
-                raise RangeFailed(str(error.java_exception.getMessage())) from None
-            answers = list(module._load_from_socket(found, NoOpSerializer()))
-        finally:
-            held.clear()
+        slices = [batch.slice(start, rows) for start in range(0, max(1, batch.num_rows), rows)]
+        answers = self._answers_to_shared(slices) if self._shares else None
+        if answers is None:
+            answers = self._answers_to_sent(slices)
         tables = []
         for answer in answers:
             with pa.ipc.open_stream(answer) as stream:
                 tables.append(stream.read_all())
         return answer_of(pa.concat_tables(tables))
 
-    def _from_memory(self, cells: list[pa.Buffer]) -> Any:
-        context: Any = self._session.spark.sparkContext
-        file = os.memfd_create("penstock-batch", os.MFD_CLOEXEC)
-        try:
-            with os.fdopen(file, "wb", closefd=False) as sink:
-                for cell in cells:
-                    sink.write(struct.pack("!i", cell.size))
-                    sink.write(cell)
-            path = f"/proc/{os.getpid()}/fd/{file}"
-            return context._jvm.PythonRDD.readRDDFromFile(context._jsc, path, len(cells)).rdd()
-        finally:
-            os.close(file)
+    def _answers_to_shared(self, slices: Sequence[pa.RecordBatch]) -> list[bytes] | None:
+        """Returns the answers to partitions in shared memory, or None when a Python worker could not read it."""
+        with ExitStack() as stack:
+            file = stack.enter_context(_shared("penstock-batch"))
+            token = secrets.token_bytes(16)
+            file.write(token)
+            cells = []
+            for part in slices:
+                start = -(-file.tell() // _ALIGNED) * _ALIGNED
+                file.seek(start)
+                with pa.ipc.new_stream(file, part.schema) as stream:
+                    stream.write_batch(part)
+                cells.append(_SHARED_AT.pack(_SHARED, start, file.tell() - start, token) + _path(file).encode())
+            answers = self._run(self._from_memory(cells))
+        if _NOT_HERE not in answers:
+            return answers
+        logger.info("executors run on other machines, and get micro-batches over the network")
+        self._shares = False
+        return None
 
-    def _from_store(self, cells: list[pa.Buffer], held: list[Any]) -> Any:
+    def _answers_to_sent(self, slices: Sequence[pa.RecordBatch]) -> list[bytes]:
+        """Returns the answers to partitions that the JVM passes on."""
+        held: list[Any] = []
+        try:
+            cells = list(map(_cell, slices))
+            return self._run(self._from_memory(cells) if self._session.put is None else self._from_store(cells, held))
+        finally:
+            held.clear()
+
+    def _run(self, data: Any) -> list[bytes]:
+        """Runs the range over an RDD of cells. Raises RangeFailed."""
+        from py4j.protocol import Py4JJavaError
+        from pyspark import rdd
+        from pyspark.serializers import NoOpSerializer
+
+        module: Any = rdd
+        context: Any = self._session.spark.sparkContext
+        lines = context._jvm.PythonRDD(data, self._function, False, False)
+        try:
+            found = context._jvm.PythonRDD.collectAndServe(lines.asJavaRDD().rdd())
+        except Py4JJavaError as error:  # its own text would have to be asked of the JVM later
+            raise RangeFailed(str(error.java_exception.getMessage())) from None
+        return list(module._load_from_socket(found, NoOpSerializer()))
+
+    def _from_memory(self, cells: Sequence[pa.Buffer | bytes]) -> Any:
+        context: Any = self._session.spark.sparkContext
+        with _shared("penstock-cells") as file:
+            for cell in cells:
+                file.write(struct.pack("!i", len(memoryview(cell))))
+                file.write(cell)
+            file.flush()
+            return context._jvm.PythonRDD.readRDDFromFile(context._jsc, _path(file), len(cells)).rdd()
+
+    def _from_store(self, cells: Sequence[pa.Buffer], held: list[Any]) -> Any:
         session = self._session
         context: Any = session.spark.sparkContext
         assert session.put is not None
@@ -103,6 +143,30 @@ class PythonRange:
             session.owner = held[0].owner_address()
         ids = [ref.binary() for ref in held]
         return context._jvm.org.apache.spark.rdd.RayDatasetRDD(context._jsc, ids, [session.owner] * len(ids))
+
+
+def _shared(name: str) -> io.FileIO:
+    """Returns a file in shared memory, which other processes of this user can open at its path. It goes when nobody has
+    it open any more."""
+    return io.FileIO(os.memfd_create(name, os.MFD_CLOEXEC), "wb")
+
+
+def _path(file: io.FileIO) -> str:
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
+
+
+def _in_shared_memory(cell: bytes) -> pa.Buffer | None:
+    """Returns the Arrow stream of a partition in shared memory, or None when the file is none of this machine."""
+    _, start, size, token = _SHARED_AT.unpack_from(cell)
+    try:
+        file = pa.memory_map(cell[_SHARED_AT.size :].decode())
+    except OSError:
+        return None
+    with file:
+        if file.size() < start + size or file.read(len(token)) != token:  # another process has the same number there
+            return None
+        file.seek(start)
+        return file.read_buffer(size)
 
 
 def _cell(batch: pa.RecordBatch) -> pa.Buffer:
@@ -120,9 +184,18 @@ def _serve(form: bytes, _: int, cells: Iterator[bytes]) -> Iterator[bytes]:
     """Runs in an executor's Python worker."""
     run = RangeRun(join(form))
     for cell in cells:
-        column = pa.ipc.read_record_batch(pa.ipc.read_message(cell), _CELL).column(0)
-        for stream in column:
-            with pa.ipc.open_stream(stream.as_buffer()) as batches:
+        streams: list[pa.Buffer]
+        if cell.startswith(_SHARED):
+            shared = _in_shared_memory(cell)
+            if shared is None:
+                yield _NOT_HERE
+                return
+            streams = [shared]
+        else:
+            column = pa.ipc.read_record_batch(pa.ipc.read_message(cell), _CELL).column(0)
+            streams = [stream.as_buffer() for stream in column]
+        for stream in streams:
+            with pa.ipc.open_stream(stream) as batches:
                 for batch in batches:
                     take_in_pieces(run, batch, as_records)
     rows = answer_rows(run.answer())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,17 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.bridge import python_range
 from penstock.bridge.forms import RangeForm, RangeRun, as_columns, as_records, range_form
 from penstock.bridge.native import NotTheSame, native
 from penstock.bridge.operation import WAYS, Operations
+from penstock.bridge.python_range import PythonRange
 from penstock.bridge.session import Session
 from penstock.runtime.operators.micro_batch import MicroBatchResult, Unprocessed
 from penstock.runtime.operators.windowing import Windowed
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.records.batch import KeyedBatch
+from penstock.runtime.records.pickling import Program
 
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
 
@@ -339,3 +342,44 @@ def test_a_range_is_prepared_by_running_it_on_a_sample_of_its_source(session: Se
 def test_records_that_have_columns_are_read_as_dicts() -> None:
     rows = [{"k": "a", "n": 1}, {"k": None, "n": 2}]
     assert as_records(pa.RecordBatch.from_pylist(rows)) == rows
+
+
+class _Elsewhere(PythonRange):
+    """A range whose Python workers cannot open the files of this process, as if they ran on another machine."""
+
+    def __init__(self, session: Session, form: bytes) -> None:
+        super().__init__(session, form)
+        self.given: list[bool] = []  # of each run: whether it was given places in shared memory
+
+    def _from_memory(self, cells: Sequence[Any]) -> Any:
+        shared = [bytes(memoryview(cell)).startswith(python_range._SHARED) for cell in cells]
+        self.given.append(all(shared))
+        hidden = [bytes(memoryview(cell)).replace(b"/proc/", b"/none/") for cell in cells] if all(shared) else cells
+        return super()._from_memory(hidden)
+
+
+def test_executors_on_other_machines_get_micro_batches_over_the_network(session: Session) -> None:
+    """The first micro-batch shows that they cannot read shared memory."""
+    form = form_of(lambda stream: stream.map(str).key_by(len).count().write(ps.sinks.Null()), [1])
+    elsewhere = _Elsewhere(session, Program().dumps(form))
+    records = list(range(5_000))
+    for _ in range(2):
+        assert plain(elsewhere.answer(as_columns(records)))[1].keys() == plain(here(form, records))[1].keys()
+    assert elsewhere.given[0]
+    assert elsewhere.given.count(True) == 1, "it is not tried again"
+    shared = PythonRange(session, Program().dumps(form))
+    for _ in range(2):
+        found = plain(shared.answer(as_columns(records)))[1]
+        assert {key: sum(values) for key, values in found.items()} == {1: 10, 2: 90, 3: 900, 4: 4_000}
+    assert shared._shares
+
+
+def test_a_file_of_another_process_is_not_taken_for_a_micro_batch(tmp_path: Path) -> None:
+    """On another machine, a process may have the same number, and a file open at the same place."""
+    pack, magic = python_range._SHARED_AT.pack, python_range._SHARED
+    path = tmp_path / "file"
+    path.write_bytes(b"t" * 16 + bytes(100))
+    assert python_range._in_shared_memory(pack(magic, 64, 10, b"t" * 16) + str(path).encode()) is not None
+    assert python_range._in_shared_memory(pack(magic, 64, 10, b"u" * 16) + str(path).encode()) is None
+    assert python_range._in_shared_memory(pack(magic, 64, 100, b"t" * 16) + str(path).encode()) is None
+    assert python_range._in_shared_memory(pack(magic, 64, 10, b"t" * 16) + b"/nowhere") is None
