@@ -654,3 +654,87 @@ def test_aggregates_other_than_count_have_the_same_windows() -> None:
             model.take(record)
             out += advance(stage, int(model.watermark))
         assert out == model.out
+
+
+class Listed(ps.AggregateFunction):
+    """The records in a list, which `add` and `merge` change in place, as help(ps.AggregateFunction) allows."""
+
+    def create(self) -> list[Any]:
+        return []
+
+    def add(self, accumulator: list[Any], record: Any) -> list[Any]:
+        accumulator.append(record[1])
+        return accumulator
+
+    def merge(self, a: list[Any], b: list[Any]) -> list[Any]:
+        a.extend(b)
+        return a
+
+
+def test_a_result_does_not_change_with_its_accumulator() -> None:
+    """What was said before could otherwise not be taken back, because it would be what is said now."""
+    flow = ps.Flow("listed", parallelism=1)
+    keyed = flow.read(ps.sources.Memory([]), name="in").key_by(0)
+    early = keyed.window(ps.GlobalWindow(), early_count=1, updates="retract")
+    early.aggregate(Listed(), name="early").write(ps.sinks.Collect(), name="out")
+    keyed.aggregate(Listed(), emit="every", name="every").write(ps.sinks.Collect(), name="all")
+    found = ps.testing.run(flow, [("k", 0), ("k", 1), ("k", 2)])
+    assert [(result, sign) for _, _, _, result, sign in found["out"]] == [
+        ([0], 1),
+        ([0], -1),
+        ([0, 1], 1),
+        ([0, 1], -1),
+        ([0, 1, 2], 1),
+    ]
+    assert found["all"] == [("k", [0]), ("k", [0, 1]), ("k", [0, 1, 2])]
+
+
+class Unmergeable(Listed):
+    def merge(self, a: list[Any], b: list[Any]) -> list[Any]:
+        a.append("merged")
+        if 5 in a or 5 in b:
+            raise ValueError("five stays alone")
+        a.pop()
+        return super().merge(a, b)
+
+
+@pytest.mark.parametrize("policy", ["skip", "dead_letter"])
+def test_a_record_that_would_make_one_session_of_two_fails_when_they_cannot_be_merged(policy: Any) -> None:
+    """And the sessions stay as they were."""
+    flow = ps.Flow("unmergeable", parallelism=1)
+    times = flow.read(ps.sources.Memory([]), name="in").watermark(
+        lambda record: record[1] * 1000, out_of_orderness_s=99
+    )
+    sessions = times.key_by(0).window(ps.Session(7)).aggregate(Unmergeable(), name="sessions", on_error=policy)
+    sessions.write(ps.sinks.Collect(), name="out")
+    if policy == "dead_letter":
+        sessions.dead_letters().write(ps.sinks.Collect(), name="dead")
+    records = [("k", 5), ("k", 15), ("k", 30), ("k", 40), ("k", 35), ("k", 10), ("k", 16)]
+    for batch_size in (1, 4):  # with 4, records 10 and 16 come as one run
+        found = ps.testing.run(flow, records, batch_size=batch_size)
+        assert sorted(result for *_, result in found["out"]) == [[5], [15, 16], [30, 40, 35]], batch_size
+        if policy == "dead_letter":
+            (dead,) = found["dead"]
+            assert (dead.operator, dead.record) == ("sessions", ("k", ("k", 10)))
+            assert "five stays alone" in dead.error
+
+
+def test_windows_of_another_size_do_not_continue_from_saved_ones() -> None:
+    def kinds(*windows: Any) -> set[str]:
+        found: set[str] = set()
+        for window in windows:
+            flow = ps.Flow("sizes")
+            times = flow.read(ps.sources.Memory([]), name="in").watermark(0)
+            times.key_by(0).window(window).count(name="counts").write(ps.sinks.Null())
+            plan = flow.plan(1, check_sinks=False)
+            found |= {
+                operator.state_kind
+                for chain in plan.chains
+                for operator in chain.operators
+                if operator.name == "counts"
+            }
+        return found
+
+    different = ps.Tumbling(5), ps.Tumbling(2), ps.Tumbling(5, offset_s=1), ps.Sliding(5, 1), ps.Session(5)
+    assert len(kinds(*different)) == len(different)
+    assert len(kinds(ps.Tumbling(5), ps.Tumbling(5.0))) == 1

@@ -64,7 +64,10 @@ class Sliding(Window):
         return range(last, time - self.size, -self.slide)
 
     def __repr__(self) -> str:
-        return f"Sliding({self.size} ms, every {self.slide} ms)"
+        return f"Sliding({self.size} ms, every {self.slide} ms{self._told_offset()})"
+
+    def _told_offset(self) -> str:
+        return f", {self.offset} ms after 1970" if self.offset else ""
 
 
 @checks_options
@@ -76,7 +79,7 @@ class Tumbling(Sliding):
         super().__init__(size_s, size_s, offset_s)
 
     def __repr__(self) -> str:
-        return f"Tumbling({self.size} ms)"
+        return f"Tumbling({self.size} ms{self._told_offset()})"
 
 
 # Sessions may end at any millisecond. Watermarks that come more rarely close them at most this part of the gap later,

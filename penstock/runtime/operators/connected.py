@@ -13,7 +13,7 @@ from typing import Any
 from penstock.runtime.errors import FlowError
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Stage, StageContext
-from penstock.runtime.operators.process import BroadcastProcessFunction, CoProcessFunction, ProcessFunction
+from penstock.runtime.operators.process import NO_KEY, BroadcastProcessFunction, CoProcessFunction, ProcessFunction
 from penstock.runtime.operators.processing import Processing, ProcessStage, full_pieces, rest, taken
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.records.userfunc import check_function, of_no_list
@@ -97,7 +97,7 @@ class _BroadcastStage(ProcessStage):
         process = self._functions[1]
         user, shared = self.user, self._shared
         out = user.emitted
-        user.key = None
+        user.key = NO_KEY
         self._records = iter(batch)
         for record in self._records:
             shared.open = True

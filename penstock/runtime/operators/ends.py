@@ -79,45 +79,34 @@ class _Writing(Stage):
         assert isinstance(batch, list)
         assert self._writer is not None
         end_forks(self._process)
-        with self._blamed(batch):
+        with self.errors.blamed(batch):
             self._writer.write(batch)
         return []
 
     def flush(self) -> None:
         if self._writer is not None:
-            with self._blamed("(flushing)"):
+            with self.errors.blamed("(flushing)"):
                 self._writer.flush()
 
     def finish(self) -> Iterator[Batch]:
         if self._writer is not None:
-            with self._blamed("(finishing)"):
+            with self.errors.blamed("(finishing)"):
                 self._writer.finish()
         return iter(())
 
-    @contextmanager
-    def _blamed(self, what: Any) -> Iterator[None]:
-        """Turns an error of a writer that concerns more than one record (a full disk) into a failure of this
-        operator."""
-        try:
-            yield
-        except RecordError:
-            raise
-        except BaseException as error:
-            raise self.errors.failure(what, error, user_line(error)) from error
-
     def snapshot(self, epoch: int, whole: bool) -> StageState:
         assert self._writer is not None
-        with self._blamed(f"(preparing epoch {epoch})"):
+        with self.errors.blamed(f"(preparing epoch {epoch})"):
             return StageState(own=self._writer.prepare(epoch))
 
     def restore(self, epoch: int, saved: SavedState) -> None:
         assert self._writer is not None
-        with self._blamed(f"(going back to epoch {epoch})"):
+        with self.errors.blamed(f"(going back to epoch {epoch})"):
             self._writer.restore(epoch, saved.own)
 
     def commit(self, epoch: int) -> None:
         if self._writer is not None:
-            with self._blamed(f"(committing epoch {epoch})"):
+            with self.errors.blamed(f"(committing epoch {epoch})"):
                 self._writer.commit(epoch)
 
     def cancel(self, epoch: int) -> None:

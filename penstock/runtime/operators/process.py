@@ -47,6 +47,22 @@ def _shown_by_name(method: F) -> F:
     return method
 
 
+class _NoKey:
+    """Stands for the current key where there is none. Whatever asks for the state of a key needs its hash."""
+
+    def __hash__(self) -> int:
+        raise PenstockError(
+            "there is no current key here: state and timers belong to keys, and process_broadcast, open and finish are "
+            "called for no key. Use ctx.broadcast in process_broadcast, and read the states of keys from ctx.state"
+        )
+
+    def __repr__(self) -> str:
+        return "no key"
+
+
+NO_KEY = _NoKey()
+
+
 class ProcessContext:
     """What a process function may use while it has a record. The function must never keep the context, or its key, for
     later calls."""
@@ -57,7 +73,7 @@ class ProcessContext:
         self.operator = operator
         self.index = index
         self.parallelism = parallelism
-        self.key: Any = None
+        self.key: Any = NO_KEY
         #: The state of all keys, for reading. Only get, set and clear may change it, for the current key.
         self.state: dict[Any, Any] = {}
         self.cleared = False  # whether `clear` was called since the state was last saved
@@ -264,5 +280,6 @@ class BroadcastProcessFunction(ProcessFunction):
     and not changed in place. The first task saves the map for all."""
 
     def process_broadcast(self, ctx: ProcessContext, record: Any) -> Iterable[Any] | None:
-        """Called in every task for every record of the second input. There is no current key."""
+        """Called in every task for every record of the second input. There is no current key, so state and timers of
+        a key raise an error."""
         raise NotImplementedError

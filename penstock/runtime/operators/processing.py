@@ -11,10 +11,11 @@ from operator import length_hint
 from typing import Any
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.event_time.watermark import IDLE
+from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
 from penstock.runtime.operators.process import (
+    NO_KEY,
     BroadcastProcessFunction,
     CoProcessFunction,
     ProcessContext,
@@ -212,7 +213,10 @@ class ProcessStage(Stage):
         self._map.note(keys)
 
     def finish(self) -> Iterator[Batch]:
+        if self._event_timers.next() is not None:  # no watermark has come
+            yield from self.advance(END_OF_TIME)
         yield from self.fire(math.inf)
+        self.user.key = NO_KEY
         if not isinstance(self._process, ProcessFunction):
             return
         out = self.user.emitted

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from itertools import count, repeat
 from operator import itemgetter, length_hint
 from typing import Any, ClassVar, Literal
@@ -69,7 +70,7 @@ class Kept(ABC):
 
     @abstractmethod
     def merge(self, key: Any, windows: list[Place], into: Place) -> None:
-        """Makes one window of several, or of one with other ends."""
+        """Makes one window of several, or of one with other ends. When it raises, the windows are as they were."""
 
     @abstractmethod
     def results(self, key: Any, window: Place) -> Iterator[Any]:
@@ -168,8 +169,13 @@ class _Accumulated(Kept):
 
     def merge(self, key: Any, windows: list[Place], into: Place) -> None:
         state = self._aggregate.new_state()
-        partials = [self._map.remove(key, window) for window in windows]
+        known = self._map.of(key)
+        partials = [known[window] for window in windows]
+        if len(partials) > 1 and isinstance(self._aggregate, OwnAggregate):
+            partials[0] = deepcopy(partials[0])  # the user's merge may change it, and fail then
         self._aggregate.merge(state, repeat(into, len(partials)), iter(partials))
+        for window in windows:
+            self._map.remove(key, window)
         self._map.set(key, into, state[into])
 
     def results(self, key: Any, window: Place) -> Iterator[Any]:
@@ -389,7 +395,8 @@ class AggregateFunction:
     """Base class of a user's own aggregate: `keyed.aggregate(MyAggregator())`, also of windows.
 
     An accumulator is whatever `create` returns; it is saved with epochs, so it must be picklable. `add` and `merge` may
-    change the accumulator that they get, or return another one.
+    change the accumulator that they get, or return another one. Results are copied (`copy.deepcopy`), unless they are
+    numbers or texts, so that a later change of the accumulator changes no result that was emitted.
     """
 
     def create(self) -> Any:
@@ -443,7 +450,12 @@ class OwnAggregate(Aggregate):
             state[key] = self._aggregator.merge(state[key], partial) if key in state else partial
 
     def result(self, partial: Any) -> Any:
-        return self._aggregator.result(partial)
+        found = self._aggregator.result(partial)
+        # It may be the accumulator, or a part of it, which the next record changes.
+        return found if type(found) in _UNCHANGING else deepcopy(found)
+
+
+_UNCHANGING = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class Top(Aggregate):

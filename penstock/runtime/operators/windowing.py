@@ -162,7 +162,7 @@ class WindowAggregated(Operator):
 
     @property
     def state_kind(self) -> str:
-        return f"window_{self.aggregate.state_kind}"
+        return f"window_{self.aggregate.state_kind} in {self.window!r}"
 
     @property
     def windowed(self) -> Windowed:

@@ -110,7 +110,7 @@ class Windows(Operator):
 
     @property
     def state_kind(self) -> str:
-        return f"windows of {self.function.state_kind}"
+        return f"windows of {self.function.state_kind} in {self.window!r}"
 
     def stage(self, context: StageContext) -> Stage:
         return _Windows(context, self)
@@ -238,11 +238,20 @@ class _Windows(Stage):
                 self._late(run)
                 continue
             if merged and merged != [place]:
-                yield from self._merge(key, merged, place)
+                try:
+                    self._kept.merge(key, merged, place)
+                except BaseException as error:
+                    if len(run) == 1:
+                        self.errors.handle((key, run[0][2]), of_key(key, error))
+                    else:  # only the records that make one session of several have failed
+                        for entry in run:
+                            yield from self._add_to_sessions(key, [entry])
+                    continue
+                yield from self._merged(key, merged, place)
             yield from self._add(key, place, run)
 
-    def _merge(self, key: Any, merged: list[Place], into: Place) -> Iterator[Any]:
-        """Makes one session of several. What they have said is taken back."""
+    def _merged(self, key: Any, merged: list[Place], into: Place) -> Iterator[Any]:
+        """Yields what sessions that have become one have said, to take it back."""
         said = self._said.of(key)
         since, fired = 0, False
         for window in merged:
@@ -253,7 +262,6 @@ class _Windows(Stage):
                     yield (key, *window, result[0], -1)
                 fired |= was_fired and window[1] == into[1]
             self._due.pop((key, window), None)
-        self._kept.merge(key, merged, into)
         if since or fired:
             self._said.set(key, into, (fired, since, None))
         self._await_end(key, into)
