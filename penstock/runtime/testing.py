@@ -758,15 +758,19 @@ class _Given(Source):
         return [Split("given")]
 
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:
-        return _GivenReader(self.records if splits else [], splits[0].offset or 0 if splits else 0, context.clock)
+        offset = (splits[0].offset or 0) if splits else 0
+        first, until = offset if isinstance(offset, tuple) else (offset, None)
+        return _GivenReader(self.records if splits else [], first, until, context.clock)
 
 
 class _GivenReader(Reader):
-    def __init__(self, records: list[Any], first: int, clock: Callable[[], int]) -> None:
+    def __init__(self, records: list[Any], first: int, until: int | None, clock: Callable[[], int]) -> None:
         self._records = records
         self._next = first
         self._clock = clock
-        self._until: int | None = None  # the end of the pause that comes next, if it has begun
+        # The end of the pause that comes next, if it has begun. The clock goes back with the tasks, so a pause that was
+        # saved ends when it would have ended.
+        self._until = until
         self.finished = first >= len(records)
 
     def read(self, limit: int) -> list[Any]:
@@ -788,7 +792,7 @@ class _GivenReader(Reader):
         return 0.0 if self._until is None else max(0, self._until - self._clock()) / 1e9
 
     def offsets(self) -> dict[str, Any]:
-        return {"given": self._next}
+        return {"given": self._next if self._until is None else (self._next, self._until)}
 
 
 class _Sliced(Source):

@@ -502,3 +502,24 @@ def test_what_cannot_be_tormented_is_refused(arguments: Any, options: Any, messa
 def test_it_has_a_short_name() -> None:
     assert ps.testing.torment is torment
     assert "torment" in dir(ps.testing)
+
+
+class Visits(ps.ProcessFunction):
+    """Counts the visits of a user until half an hour has passed without one."""
+
+    def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
+        ctx.set(ctx.get(0) + 1)
+        ctx.cancel_timer()
+        ctx.set_timer(after_s=1_800)
+
+    def on_timer(self, ctx: ProcessContext, key: Any, at_ms: int) -> None:
+        ctx.emit((key, ctx.get()))
+        ctx.clear()
+
+
+def test_a_pause_that_is_saved_in_an_epoch_is_not_longer_when_the_tasks_go_back() -> None:
+    """Timers would fire in it that are due only after it."""
+    pause = ps.testing.Pause(1_000)
+    records = [("ann", 1), pause, ("ann", 2), pause, ("ann", 3)]
+    found = ps.testing.torment(lambda clicks: clicks.key_by(0).process(Visits()), records, runs=60)
+    assert found == [("ann", 3)]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.runtime.errors import SourceError
+from penstock.runtime.event_time.pace import Pace
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, TIME_MAX
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage
@@ -55,6 +56,10 @@ class SourceTask(Task):
             (stage for stage in stages if isinstance(stage, Marking) and stage.max_drift_ms is not None), None
         )
         self.reads_until: int | None = None  # the watermark up to which it may read; None: any
+        self._pace = Pace()
+        self._diverted = 0  # the number of records in micro-batches that are not answered
+        marking = 0 if self._marking_stage is None else stages.index(self._marking_stage)
+        self._gathering_first = [stage for stage in self.gathering if stages.index(stage) < marking]
         self._woken = True
         try:
             self.reader = open_reader(splits, self.wake)
@@ -101,7 +106,34 @@ class SourceTask(Task):
         if self.reads_until is None or self._marking_stage is None:
             return False
         mark = self._marking_stage.mark
-        return mark is not None and mark != IDLE and mark > self.reads_until
+        if mark is None or mark == IDLE:
+            return False
+        if not (self._diverted or self._gathering_first):
+            return mark > self.reads_until
+        # What is under way tells its times late, and the task would meanwhile read more and more.
+        return mark + self._pace.each * self._under_way > self.reads_until
+
+    @property
+    def _under_way(self) -> int:
+        """The number of records that were read and are not where watermarks are made."""
+        return self._diverted + sum(stage.held for stage in self._gathering_first)
+
+    def _within_drift(self, most: int) -> int:
+        """Returns how many of up to `most` records should keep it within its drift."""
+        marking = self._marking_stage
+        if marking is None:
+            return most
+        mark, under_way = marking.mark, self._under_way
+        if mark == IDLE:
+            mark = None
+        self._pace.learn(mark, under_way)
+        if self.reads_until is None:
+            return most
+        # Without a watermark nobody knows where the source is. A filter before the watermarks can make this last for
+        # long, so the reads must not stay as small as they would be for a source that is ahead.
+        assert marking.max_drift_ms is not None
+        room = marking.max_drift_ms if mark is None else self.reads_until - mark - self._pace.each * under_way
+        return min(most, self._pace.records_within(room))
 
     def wake(self) -> None:
         """Notes that the reader may have records."""
@@ -142,6 +174,7 @@ class SourceTask(Task):
 
     def take_to_divert(self, most: int, *, columns: bool) -> tuple[Any, int, int]:
         self._has_passed = False
+        most = self._within_drift(most)
         reader, stage = self.reader, self.stages[0]
         columns = columns and isinstance(reader, ColumnReader)
         parts: list[Any] = []
@@ -166,8 +199,16 @@ class SourceTask(Task):
         except BaseException as error:
             stage.errors.handle("(reading)", error)
             self.stopping = True
+        if self._marking_stage is not None:
+            self._pace.read(records)
+            self._diverted += records
         input_ = together(parts) if columns else [record for part in parts for record in part]
         return input_, records, stamp or self.clock()
+
+    def take_up_diverted(self, records: int, stamp: int) -> None:
+        super().take_up_diverted(records, stamp)
+        if self._marking_stage is not None:
+            self._diverted -= records
 
     def _has_barrier(self) -> bool:
         # The source reads, or ends, between two barriers. Epochs that follow each other faster than the worker can
@@ -216,7 +257,8 @@ class SourceTask(Task):
             self.record_by_record.origin = SOURCE
         stage = self.stages[0]
         try:
-            limit = self._size.limit
+            most = self._size.limit
+            limit = most if self._marking_stage is None else self._within_drift(most)
             records = self.reader.read(limit)
         except SourceError as error:
             # The input is gone, so no error policy allows the job to continue.
@@ -226,8 +268,8 @@ class SourceTask(Task):
             self.stopping = True  # the error policy lets the job continue without the rest of this reader's input
             return False
         self._due = 0.0
-        self._more = len(records) >= limit
-        if not self._more:
+        self._more = len(records) >= most  # a step that the drift has bounded does not say that more would fit into it
+        if len(records) < limit:
             wait = self.reader.ready_in()
             self._due = float("inf") if wait is None else self.clock() / 1e9 + wait
         self._read_some = bool(records)
@@ -235,6 +277,8 @@ class SourceTask(Task):
             return self._begin_to_let_go()
         if (sample := self.sample) is not None:  # read once, because another thread may take it
             sample.add(records, self.clock())
+        if self._marking_stage is not None:
+            self._pace.read(len(records))
         self._stamped(self.reader.stamp_ns or self.clock())
         self._work_records = len(records)
         self._work = self._through(records)
