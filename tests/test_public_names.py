@@ -22,7 +22,10 @@ PROGRAM = """
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import penstock as ps
 from penstock.sinks import Files, Parquet, Sink
 from penstock.sources import Memory, Parquet as Tables
@@ -101,6 +104,64 @@ class Letters:
 
 scores: ps.Stream[float] = parsed.map(Model, fn_constructor_kwargs={"path": "other"})
 letters: ps.Stream[str] = parsed.flat_map(Letters)
+
+
+class Weighed:
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+
+    def __call__(self, orders: list[Order]) -> list[float]:
+        return [order.cents * self.weight / 2 for order in orders]
+
+
+class Halved:
+    def __call__(self, orders: list[Order]) -> Iterator[float]:
+        for order in orders:
+            yield order.cents / 2
+
+
+class Doubled:
+    def __init__(self, column: str = "price") -> None:
+        self.column = column
+
+    def __call__(self, columns: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        return {**columns, "twice": columns[self.column] * 2}
+
+
+class Frame:  # stands for a table of pandas or pyarrow, which have no types without further packages
+    pass
+
+
+class Framed:
+    def __call__(self, frame: Frame) -> Frame:
+        return frame
+
+
+def framed(frame: Frame) -> Frame:
+    return frame
+
+
+def reversed_list(some: list[Order]) -> list[Order]:
+    return some[::-1]
+
+
+# A class says by its __call__ what comes of a batch, whatever its __init__ takes.
+weighed: ps.Stream[float] = parsed.map_batches(Weighed, fn_constructor_kwargs={"weight": 2}, batch_size=8)
+by_args: ps.Stream[float] = parsed.map_batches(Weighed, fn_constructor_args=(2,))
+by_object: ps.Stream[float] = parsed.map_batches(Weighed(2), batch_format="list")
+halved: ps.Stream[float] = parsed.map_batches(Halved, min_batch=2, linger_s=0.1)
+turned: ps.Stream[Order] = parsed.map_batches(reversed_list)
+longer: ps.Stream[float] = parsed.map_batches(Weighed, fn_constructor_args=(2,)).map(lambda half: half + 1)
+listed: ps.Stream[Order] = parsed.map_batches(list)
+columns: ps.Stream[dict[str, Any]] = orders.map_batches(Doubled, batch_format="numpy")
+named: ps.Stream[dict[str, Any]] = orders.map_batches(
+    Doubled, fn_constructor_kwargs={"column": "price"}, batch_format="numpy"
+)
+doubled_too: ps.Stream[dict[str, Any]] = orders.map_batches(Doubled("price"), batch_format="numpy")
+frames: ps.Stream[dict[str, Any]] = orders.map_batches(Framed, batch_format="pandas")
+tables: ps.Stream[dict[str, Any]] = orders.map_batches(Framed, batch_format="arrow")
+more_frames: ps.Stream[dict[str, Any]] = orders.map_batches(framed, batch_format="pandas")
+more_tables: ps.Stream[dict[str, Any]] = orders.map_batches(lambda table: table, batch_format="arrow")
 """
 
 MISTAKES = """
@@ -122,6 +183,19 @@ def slip(ctx: ps.ProcessContext, user: int, order: Order) -> list[int]:
 class Model:
     def __call__(self, order: Order) -> float:
         return order.cents / 2
+
+
+class Weighed:
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+
+    def __call__(self, orders: list[Order]) -> list[float]:
+        return [order.cents * self.weight / 2 for order in orders]
+
+
+class OneForAll:
+    def __call__(self, orders: list[Order]) -> int:
+        return len(orders)
 
 
 typed = ps.Flow("types")
@@ -152,6 +226,11 @@ keyed.process(slip)
 keyed.window(ps.Tumbling(1)).collect().map(lambda window: window[3].cents)
 keyed.join(keyed, ps.Tumbling(1), how="left").map(lambda pair: pair[1].cents)
 users.map(Model)
+users.map_batches(Weighed, fn_constructor_kwargs={"weight": 2})
+orders.map_batches(OneForAll)
+orders.map_batches(Model)
+orders.map_batches(Weighed, fn_constructor_args=(2,)).map(lambda half: half.cents)
+orders.map_batches(Weighed(2), batch_format="pands")
 """
 
 

@@ -80,6 +80,9 @@ These exceptions are no PenstockErrors. All but the last three are turned into o
     ├── Disturbed                 a trial of a range in Spark was given up, and is made again later
     ├── CannotForce               a transport was asked for that a machine does not have (ValueError)
     └── InvalidTransition         an event that a state excludes: a fault of Penstock's own (RuntimeError)
+
+    BaseException
+    └── HeadGone                  the head of a Ray cluster ended while this process joined it; becomes NoCluster
 """
 
 from __future__ import annotations

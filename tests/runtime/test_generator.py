@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -87,6 +88,34 @@ def test_one_reader_of_several_splits() -> None:
     got = run(source, clock, parallelism=1)
     assert [record for _, record in got] == list(range(100))
     assert [at for at, _ in got] == pytest.approx([i / 100 for i in range(100)])
+
+
+@pytest.mark.parametrize("rate", [None, 1_000])
+@pytest.mark.parametrize("limit", [1, 3, 7, 1_000])
+def test_splits_of_several_former_tasks_come_in_order(rate: float | None, limit: int) -> None:
+    """A watermark after the source is that of all splits. Records of the split that is behind would be late."""
+    clock = Clock()
+    source = Generator(lambda i: i, rate, limit=400, clock=clock)
+    offsets = [90, 20, 51]
+    splits = [replace(split, offset=made) for split, made in zip(source.splits(3), offsets, strict=True)]
+    (reader,) = [source.reader(splits, context())]
+    got: list[int] = []
+    ends: list[int] = []
+    while not reader.finished:
+        records = reader.read(limit)
+        assert len(records) <= limit
+        if records:
+            assert got == [] or min(records) > max(ends), "a greater index was given before"
+            ends.append(max(records))
+            got += records
+        elif not reader.finished:
+            wait = reader.ready_in()
+            assert wait
+            clock.now += max(1, round(wait * S))
+    assert sorted(got) == [i for i in range(400) if i // 3 >= offsets[i % 3]]
+    if rate is not None:
+        # What the others are behind is due at once; the rest of the 400 takes its time.
+        assert (clock.now - 17 * S) / S == pytest.approx((399 - 90 * 3) / rate, abs=0.002)
 
 
 def test_steps_repeat_or_hold() -> None:

@@ -224,7 +224,7 @@ def test_an_error_while_opening_names_the_operator_and_finishes_nothing() -> Non
 
 
 def test_a_stage_that_cannot_be_closed_does_not_keep_others_open() -> None:
-    with pytest.raises(OSError, match="cannot close"):
+    with pytest.raises(RecordError, match="operator 'loud' failed: OSError: cannot close"):
         loop_of(logged_flow(process="close")).run()
     assert calls[-1].startswith("sink.close")
 

@@ -6,17 +6,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from penstock.runtime.errors import FlowError, RecordError
+from penstock.runtime.errors import FlowError
 from penstock.runtime.forks import end_forks
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.records.batch import Batch
-from penstock.runtime.records.userfunc import (
-    user_line,
-)
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sources.base import Source
 from penstock.runtime.state.keyed import SavedState, StageState

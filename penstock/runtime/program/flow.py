@@ -442,6 +442,20 @@ class Stream(Generic[T_co]):
     @overload
     def map_batches(
         self,
+        fn: type[_Called[list[T_co], Iterable[U]]],
+        *,
+        batch_size: int = 1024,
+        batch_format: Literal["list"] = "list",
+        min_batch: int = 1,
+        linger_s: float | timedelta | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    @overload
+    def map_batches(
+        self,
         fn: Callable[[list[T_co]], Iterable[U]],
         *,
         batch_size: int = 1024,
@@ -456,7 +470,7 @@ class Stream(Generic[T_co]):
     @overload
     def map_batches(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[[Any], Any] | type[_Called[Any, Any]],
         *,
         batch_size: int = 1024,
         batch_format: Literal["numpy", "pandas", "arrow"],
@@ -469,7 +483,7 @@ class Stream(Generic[T_co]):
 
     def map_batches(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[[Any], Any] | type[_Called[Any, Any]],
         *,
         batch_size: int = 1024,
         batch_format: BatchFormat = "list",
@@ -606,7 +620,10 @@ class Stream(Generic[T_co]):
         of the window. A task without input for `idle_s` does not hold up windows (None: it does). Put it directly after
         the source: without a `parallelism` it has that of its input, so that each of its tasks sees the records of one
         task, in their order. With `max_drift_s` a source reads no further ahead of the slowest source of the job that
-        has a `max_drift_s` too, so that joins and windows need not keep what it would bring."""
+        has a `max_drift_s` too, so that joins and windows need not keep what it would bring. Times are known only when
+        records were read, so this is no hard bound: a read has as many records as should fit by the times of the last
+        ones, but at least one. It ends later when its records lie further apart than these. Sources are told of each
+        other ten times a second, so none advances by more than about ten times `max_drift_s` in a second."""
         selector = _selector(time, "watermark", self._fields)
         stream = self._flow._add(MakeWatermarks(selector, out_of_orderness_s, idle_s, max_drift_s, **options), (self,))
         stream._fields, stream._time = self._fields, selector

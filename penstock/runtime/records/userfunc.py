@@ -20,7 +20,7 @@ import sysconfig
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
@@ -102,10 +102,12 @@ class ErrorHandler:
     def failure(
         self, record: Any, error: BaseException, location: str | None = None, remedy: str | None = None
     ) -> RecordError:
-        """Returns the error that ends the job, with the remedy if there is one. Raises `error` itself when it is not a
-        failure of the function."""
+        """Returns the error that ends the job, with the remedy if there is one. `location` is the user's line where the
+        caller knows it already; otherwise it is taken from the error. Raises `error` itself when it is not a failure of
+        the function."""
         if not is_failure(error):
             raise error
+        location = location or user_line(error)
         where = f"\n  at {location}" if location else ""
         declared = f"\n  operator declared at {self.declared_at}" if self.declared_at else ""
         remedy = self.remedy or (_OVER_THE_PLACE if is_of_place(error) else remedy)
@@ -116,6 +118,17 @@ class ErrorHandler:
             record=shorten(record),
             location=location or self.declared_at,
         )
+
+    @contextmanager
+    def blamed(self, what: Any) -> Iterator[None]:
+        """Turns an error that concerns no single record (of open() or close(), a full disk) into a failure of this
+        operator, whatever its policy is. `what` stands for the record."""
+        try:
+            yield
+        except RecordError:
+            raise
+        except BaseException as error:
+            raise self.failure(what, error) from error
 
 
 def apply(loop: Callable[[Iterator[Any]], Iterable[Any]], batch: list[Any], errors: ErrorHandler) -> list[Any]:

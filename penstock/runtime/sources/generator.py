@@ -2,7 +2,9 @@
 
 The load is open: records are due at times fixed beforehand, whatever the job does, and a job that falls
 behind has to catch up, with the delay in its latencies. It must never wait inside read(), and never make an
-index twice or leave one out, whatever the number of tasks.
+index twice or leave one out, whatever the number of tasks. A reader of several splits must give all indexes up to
+some index before it gives a greater one, unless gaps are random: times mostly grow with the index, and the splits share
+a watermark.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.runtime.errors import FlowError, shorten
@@ -59,7 +62,8 @@ class Generator(Source[T_co]):
 
     Offset: the number of records that the split made; a restarted source continues with the next one, which is
     then due at once; the later ones follow at their usual distances, with `catch_up` or without. So a task that
-    goes back to an epoch while others continue stays behind them for good, by that epoch and the recovery.
+    goes back to an epoch while others continue stays behind them for good, by that epoch and the recovery. A task
+    that continues several splits first makes what some of them are behind.
     """
 
     @renamed(duration="duration_s")
@@ -163,6 +167,24 @@ class _Track:
         self._due_first = 0
         self._start: int | None = None  # the clock's time at which the schedule began
 
+    @property
+    def next_index(self) -> int:
+        """The index that comes next."""
+        return self.first + self.made * self.stride
+
+    def below(self, index: int) -> int:
+        """Returns how many of the indices that come next are less than this one."""
+        return max(0, -(-(index - self.next_index) // self.stride))
+
+    def next_due_after_start(self) -> int:
+        """Returns how long after the start of the schedule the next record is due."""
+        self._fill()
+        return int(self._due[self.made - self._due_first])
+
+    def begin(self, start: int) -> None:
+        """Sets the clock's time at which the schedule began."""
+        self._start = start
+
     def take(self, now: int, limit: int) -> tuple[range, int | None]:
         """Returns the indices that are due, at most `limit`, and when the first of them was due."""
         if self._most is not None:
@@ -263,16 +285,27 @@ class _GeneratorReader(Reader):
         self._clock = clock
         self._errors = errors
         self._turn = itertools.count()
+        self._random = source.poisson
+        # Several tasks may have made the splits until now, each of them as far as it came.
+        self._apart = source.schedule is not None and len(splits) > 1 and any(track.made for track in self._tracks)
         self.finished = not splits
         self.paced = source.schedule is not None
 
     def read(self, limit: int) -> list[Any]:
         self.stamp_ns = None
         now = self._clock()
+        if self._apart:
+            self._apart = False
+            # The record of the split that is furthest is due now, and what the others are behind was due before.
+            start = now - max(track.next_due_after_start() for track in self._active if track.made)
+            for track in self._active:
+                track.begin(start)
         out: list[Any] = []
+        end = self._end_of_read(limit) if self._in_order else None
         turn = next(self._turn) % max(1, len(self._active))  # so that no track always comes last
         for track in self._active[turn:] + self._active[:turn]:
-            indices, stamp = track.take(now, limit - len(out))
+            most = limit - len(out)
+            indices, stamp = track.take(now, most if end is None else min(most, track.below(end)))
             if stamp is not None and (self.stamp_ns is None or stamp < self.stamp_ns):
                 self.stamp_ns = stamp
             if indices:
@@ -283,8 +316,27 @@ class _GeneratorReader(Reader):
             self.finished = not self._active
         return out
 
+    @property
+    def _in_order(self) -> bool:
+        """Whether indexes come in order. Random gaps make them due in another order."""
+        return len(self._active) > 1 and not self._random
+
+    def _end_of_read(self, limit: int) -> int:
+        """Returns the index before which all splits together have at most `limit` records, but at least one."""
+        least = min(track.next_index for track in self._active)
+        low, high = least + 1, least + limit * max(track.stride for track in self._active)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if sum(track.below(middle) for track in self._active) <= limit:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def ready_in(self) -> float:
-        due = [track.next_due() for track in self._active]
+        # The least index is due first, and no other one may come before it.
+        active = [min(self._active, key=attrgetter("next_index"))] if self._in_order else self._active
+        due = [track.next_due() for track in active]
         if not due or None in due:
             return 0.0
         return max(0, min(time for time in due if time is not None) - self._clock()) / 1e9

@@ -33,7 +33,6 @@ from itertools import chain
 from time import perf_counter_ns, time
 from typing import Any
 
-from penstock.runtime.errors import RecordError
 from penstock.runtime.event_time.watermark import END_OF_TIME, Watermark, Watermarks
 from penstock.runtime.exchange.channel import InChannel, OutChannel
 from penstock.runtime.exchange.inbox import Inbox
@@ -228,20 +227,20 @@ class Task:
         """Opens the stages. Errors count as the operator's own."""
         self._life.move("open")
         for stage in self.stages:
-            try:
+            with stage.errors.blamed("(opening)"):
                 stage.open()
-            except BaseException as error:
-                raise stage.errors.failure("(opening)", error) from error
 
     def close(self, failed: bool) -> None:
-        """Closes the stages, also after an error."""
+        """Closes the stages, also after an error. Errors of closing count as the operator's own, too; the first of them
+        is raised when all stages are closed."""
         self._life.move("close")
         first: Exception | None = None
         for stage in self.stages:
             try:
-                stage.close(failed)
-            except BaseException as error:
-                first = first or (error if isinstance(error, Exception) else stage.errors.failure("(closing)", error))
+                with stage.errors.blamed("(closing)"):
+                    stage.close(failed)
+            except Exception as error:  # the other stages must be closed too
+                first = first or error
         if first is not None:
             raise first
 
@@ -722,12 +721,8 @@ class Task:
         for stage in self.stages:
             state = saved.get(stage.context.operator.name, SavedState())
             stage.records_in, stage.records_out, stage.errors.skipped, stage.late = state.counters
-            try:
+            with stage.errors.blamed(f"(going back to epoch {epoch})"):
                 stage.restore(epoch, state)
-            except RecordError:
-                raise
-            except BaseException as error:
-                raise stage.errors.failure(f"(going back to epoch {epoch})", error) from error
         if self._marking:
             self._work_records = 0
             self._work = self._advance()  # the receivers learn the watermark even if no record comes
