@@ -152,6 +152,8 @@ class _Track:
         import numpy as np
 
         self.name = split.name
+        self.first: int
+        self.stride: int
         self.first, self.stride = split.payload
         self.made: int = split.offset or 0
         self.ended = False
