@@ -98,7 +98,7 @@ def test_ranges_without_a_sample_of_their_source_are_tried_before_any_burst(
         "both ranges were tried",
         LIMIT_S,
     )
-    assert job.status()["dual"]["spark_state"] == "READY"
+    wait_until(lambda: job.status()["dual"]["spark_state"] == "READY", "Spark is ready", LIMIT_S)
     for one in ranges():
         assert "in Spark's Python workers, as in the record tasks (python: " in one["way"]
         assert "records/s" in one["way"]
