@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,14 @@ print(json.dumps({
 """.replace("LIMIT_S", repr(LIMIT_S))
 
 
+def _said(printed: str) -> Any:
+    """The last line that is JSON."""
+    for line in reversed(printed.splitlines()):
+        with suppress(json.JSONDecodeError):
+            return json.loads(line)
+    raise AssertionError(f"nothing was said: {printed}")
+
+
 class Cluster:
     """Two hosts with Ray; drivers run on the first."""
 
@@ -190,10 +198,9 @@ class Cluster:
         self._ray = RayCluster(hosts)
 
     def says(self, text: str, *arguments: str | Path, **env: str) -> Any:
-        """What a driver prints last, which is one value of JSON. Ray may print what it notices before."""
+        """What a driver prints last, which is one value of JSON. Ray may print what it notices before and after."""
         env = {**self._ray.environment, **env}
-        printed = self.hosts[0].python(text, *map(str, arguments), env=env, directory=ROOT)
-        return json.loads(printed.splitlines()[-1])
+        return _said(self.hosts[0].python(text, *map(str, arguments), env=env, directory=ROOT))
 
     def run(self, folder: Path, tls: Any = False, checkpoints: Path | None = None) -> Any:
         """What the driver of JOB says."""
@@ -215,7 +222,7 @@ class Cluster:
         """What a job of benchmarks/broadcast_peer.py has counted."""
         given = json.dumps({"folder": str(folder), "relays": True, **settings})
         ran = self.hosts[0].run([sys.executable, "-m", "benchmarks.broadcast_peer", given], self._ray.environment, ROOT)
-        return json.loads(ran.stdout.splitlines()[-1])
+        return _said(ran.stdout)
 
     @contextmanager
     def loses(self, folder: Path, **options: Any) -> Iterator[Callable[[], str]]:
