@@ -257,13 +257,8 @@ class Nodes:
             placed = {}
             for worker in sorted(range(self.workers), key=lambda worker: -sum(self._needs[worker].values())):
                 used = Counter(machine.node_id for machine in placed.values())
-                wanted = {"CPU": self._cpus, **self._needs[worker]}
-                fit = [
-                    machine
-                    for machine in known
-                    if used[machine.node_id] < most
-                    and all(left[machine.node_id].get(name, 0.0) >= each - _LEAST_CPUS for name, each in wanted.items())
-                ]
+                wanted = self._bundle(worker)
+                fit = [m for m in known if used[m.node_id] < most and _suffices(left[m.node_id], wanted)]
                 if not fit:
                     break
                 spare = len(used) < count and self._options.nodes is not None
@@ -290,14 +285,14 @@ class Nodes:
 
     def _told_needs(self) -> str:
         """Describes what the workers need, for people."""
-        kinds = Counter(told_needs({"CPU": self._cpus, **own}) for own in self._needs)
+        kinds = Counter(told_needs(self._bundle(worker)) for worker in range(self.workers))
         return ", and ".join(f"{count} x ({kind})" for kind, count in kinds.items())
 
     def _wanted(self, at: Sequence[Machine]) -> dict[str, dict[str, float]]:
         """Returns what the workers on these machines need, by the id of the node."""
         found: dict[str, list[Needs]] = {}
-        for machine, own in zip(at, self._needs, strict=False):  # there may be fewer than the job should have
-            found.setdefault(machine.node_id, []).append({"CPU": self._cpus, **own})
+        for worker, machine in enumerate(at):
+            found.setdefault(machine.node_id, []).append(self._bundle(worker))
         return {node_id: together(several) for node_id, several in found.items()}
 
     def _take(self, at: list[Machine], name: str, timeout_s: float, cancelled: Callable[[], bool]) -> None:
@@ -316,6 +311,10 @@ class Nodes:
     def needs(self, worker: int) -> dict[str, float]:
         """Returns what a worker takes beside CPUs."""
         return self._needs[worker]
+
+    def _bundle(self, worker: int) -> dict[str, float]:
+        """Returns all that a worker takes."""
+        return {"CPU": self._cpus, **self._needs[worker]}
 
     def _settle(self, at: list[Machine], layout: Layout | None = None) -> None:
         """Notes on which machine each worker is. `layout`: that of these machines, if it is known."""
@@ -410,12 +409,7 @@ class Nodes:
             name = replacement_name(cluster.workers_group(self._job), worker, self._replacements)
             self._unused.append((*before, self._needs[worker]))
             used = Counter(machine.node_id for machine in self._at if machine.node_id not in self._lost)
-        wanted = {"CPU": self._cpus, **self._needs[worker]}
-        fit = [
-            machine
-            for machine in self._usable()
-            if all(machine.resources.get(name, 0.0) >= each - _LEAST_CPUS for name, each in wanted.items())
-        ]
+        fit = [machine for machine in self._usable() if _suffices(machine.resources, self._bundle(worker))]
         back: list[tuple[Group, int]] = []
         try:
             if fit:
@@ -534,14 +528,15 @@ def _each(chosen: Iterable[tuple[Machine, int]]) -> list[Machine]:
     return [machine for machine, count in chosen for _ in range(count)]
 
 
+def _suffices(have: Needs, wanted: Needs) -> bool:
+    """Returns whether there is enough of all that is wanted."""
+    return all(have.get(name, 0.0) >= amount - _LEAST_CPUS for name, amount in wanted.items())
+
+
 def _all_free(wanted: Mapping[str, Needs]) -> bool:
     """Returns whether each node has free now what is wanted of it."""
     free = {machine.node_id: machine.resources for machine in machines()}
-    return all(
-        free.get(node_id, {}).get(name, 0.0) >= amount - _LEAST_CPUS
-        for node_id, needs in wanted.items()
-        for name, amount in needs.items()
-    )
+    return all(_suffices(free.get(node_id, {}), needs) for node_id, needs in wanted.items())
 
 
 def _has_in_all(machine: Machine, needs: Sequence[Needs]) -> str:

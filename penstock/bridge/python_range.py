@@ -17,7 +17,6 @@ import os
 import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -78,9 +77,8 @@ class PythonRange:
 
     def _answers_to_shared(self, slices: Sequence[pa.RecordBatch]) -> list[bytes] | None:
         """Returns the answers to partitions in shared memory, or None when a Python worker could not read it."""
-        with ExitStack() as stack:
-            file = stack.enter_context(_shared("penstock-batch"))
-            token = secrets.token_bytes(16)
+        with _shared("penstock-batch") as file:
+            token, path = secrets.token_bytes(16), _path(file).encode()
             file.write(token)
             cells = []
             for part in slices:
@@ -88,7 +86,8 @@ class PythonRange:
                 file.seek(start)
                 with pa.ipc.new_stream(file, part.schema) as stream:
                     stream.write_batch(part)
-                cells.append(_SHARED_AT.pack(_SHARED, start, file.tell() - start, token) + _path(file).encode())
+                cells.append(_SHARED_AT.pack(_SHARED, start, file.tell() - start, token) + path)
+            file.flush()
             answers = self._run(self._from_memory(cells))
         if _NOT_HERE not in answers:
             return answers
@@ -145,13 +144,13 @@ class PythonRange:
         return context._jvm.org.apache.spark.rdd.RayDatasetRDD(context._jsc, ids, [session.owner] * len(ids))
 
 
-def _shared(name: str) -> io.FileIO:
+def _shared(name: str) -> io.BufferedWriter:
     """Returns a file in shared memory, which other processes of this user can open at its path. It goes when nobody has
-    it open any more."""
-    return io.FileIO(os.memfd_create(name, os.MFD_CLOEXEC), "wb")
+    it open any more. What is written must be flushed before others read it."""
+    return os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "wb")
 
 
-def _path(file: io.FileIO) -> str:
+def _path(file: io.BufferedWriter) -> str:
     return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 

@@ -450,11 +450,11 @@ def _held_by_groups(but: Group) -> dict[str, dict[str, dict[str, float]]]:
     return held
 
 
-def _holders(machine: Machine, bundle: Iterable[str], groups: Mapping[str, Mapping[str, float]]) -> str:
+def _holders(machine: Machine, names: Iterable[str], groups: Mapping[str, Mapping[str, float]]) -> str:
     """Describes who holds what the workers need on a node. Ray says this for placement groups; the rest is held by
     actors and tasks without a group."""
     parts = []
-    for name in bundle:
+    for name in names:
         taken = machine.totals.get(name, 0.0) - machine.resources.get(name, 0.0)
         for label, sums in groups.items():
             if amount := sums.get(name, 0.0):

@@ -67,7 +67,8 @@ The first line of each class's own docstring says more. A test compares this tre
 FlowError is the user's program, RecordError the user's data or function at run time, JobError the job's life,
 StoreError the place where the job's snapshots live.
 
-These exceptions are no PenstockErrors. All but the last three are turned into one near the place that raises them:
+These exceptions are no PenstockErrors. All but Disturbed, CannotForce and InvalidTransition are turned into one near
+the place that raises them:
 
     Exception
     ├── BadPlace                  a path or URL cannot be used as it is; says what to change

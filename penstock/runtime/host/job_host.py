@@ -570,18 +570,24 @@ class JobHost:
                 self._out.append(Reply(request, JobError(f"there is no worker {beyond[0]}; the job has 0 to {last}")))
             else:
                 wanted = {numbers[name]: worker for name, worker in tasks.items()}
-                stays = self._placing.stays(self.plan)
-                for name, task in numbers.items():
-                    if task in wanted and wanted[task] != stays.get(task, wanted[task]):
-                        needs = told_needs(self.plan.chains[self.plan.by_number[task].chain].needs)
-                        error = JobError(
-                            f"task {name!r} stays in worker {stays[task]}, because it needs {needs}, which only this "
-                            "worker has reserved for the task"
-                        )
-                        self._out.append(Reply(request, error))
-                        return self._settled(now)
-                self._requests.migrations.append(MigrateRequest(request, wanted))
+                if stuck := self._stuck(wanted):
+                    self._out.append(Reply(request, JobError(stuck)))
+                else:
+                    self._requests.migrations.append(MigrateRequest(request, wanted))
         return self._settled(now)
+
+    def _stuck(self, wanted: Mapping[int, int]) -> str | None:
+        """Returns why tasks cannot all run in these workers: the first of them needs resources that another worker has
+        reserved for it."""
+        for task, worker in self._placing.stays(self.plan).items():
+            if wanted.get(task, worker) != worker:
+                place = self.plan.by_number[task]
+                needs = told_needs(self.plan.chains[place.chain].needs)
+                return (
+                    f"task {self.plan.task_name(place)!r} stays in worker {worker}, because it needs {needs}, which "
+                    "only this worker has reserved for the task"
+                )
+        return None
 
     def better_placed(
         self, plan: Plan, placed: dict[int, int], wanted: dict[int, int], now: float

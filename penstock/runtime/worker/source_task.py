@@ -258,7 +258,7 @@ class SourceTask(Task):
         stage = self.stages[0]
         try:
             most = self._size.limit
-            limit = most if self._marking_stage is None else self._within_drift(most)
+            limit = self._within_drift(most)
             records = self.reader.read(limit)
         except SourceError as error:
             # The input is gone, so no error policy allows the job to continue.
