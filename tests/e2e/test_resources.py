@@ -55,6 +55,7 @@ def test_tasks_run_where_their_resources_are(cluster: str, fresh_name: Callable[
     with pytest.raises(ps.NotEnoughResources, match="GPU"):
         run(other(fresh_name()), workers=2, start_timeout_s=5).wait(LIMIT_S, progress=False)
 
+    wait_until(lambda: job.status()["spares"], "there is a spare process, which has no GPU")
     before = dict(enumerate(worker["pid"] for worker in job.status()["workers"]))
     kill(before[0])
     wait_until(lambda: job.status()["workers"][0]["pid"] not in (None, before[0]), "the worker is there again")

@@ -735,6 +735,7 @@ def test_windows_of_another_size_do_not_continue_from_saved_ones() -> None:
             }
         return found
 
-    different = ps.Tumbling(5), ps.Tumbling(2), ps.Tumbling(5, offset_s=1), ps.Sliding(5, 1), ps.Session(5)
+    sessions = ps.Session(5), ps.Session(6)
+    different = ps.Tumbling(5), ps.Tumbling(2), ps.Tumbling(5, offset_s=1), ps.Sliding(5, 1), *sessions
     assert len(kinds(*different)) == len(different)
     assert len(kinds(ps.Tumbling(5), ps.Tumbling(5.0))) == 1
