@@ -739,3 +739,72 @@ def test_windows_of_another_size_do_not_continue_from_saved_ones() -> None:
     different = ps.Tumbling(5), ps.Tumbling(2), ps.Tumbling(5, offset_s=1), ps.Sliding(5, 1), *sessions
     assert len(kinds(*different)) == len(different)
     assert len(kinds(ps.Tumbling(5), ps.Tumbling(5.0))) == 1
+
+
+class _Sorted(ps.AggregateFunction):
+    """Changes its accumulators in place."""
+
+    def create(self) -> list[int]:
+        return []
+
+    def add(self, accumulator: list[int], record: tuple[str, int, int]) -> list[int]:
+        accumulator.append(record[2])
+        return accumulator
+
+    def result(self, accumulator: list[int]) -> list[int]:
+        return sorted(accumulator)
+
+
+class _MergedSorted(_Sorted):
+    def merge(self, a: list[int], b: list[int]) -> list[int]:
+        a.extend(b)
+        b.clear()
+        return a
+
+
+def _own_flow(aggregate: ps.AggregateFunction, parallelism: int, records: list[tuple[str, int, int]]) -> ps.Flow:
+    flow = ps.Flow("own-aggregate", parallelism=parallelism)
+    timed = flow.read(ps.sources.Memory(records)).watermark(1, out_of_orderness_s=1000)
+    keyed = timed.key_by(0)
+    keyed.window(ps.Sliding(10, 5)).aggregate(aggregate, name="windows").write(ps.sinks.Collect(), name="out")
+    keyed.window(ps.Tumbling(10)).top(2, by=2, name="best").write(ps.sinks.Collect(), name="top")
+    keyed.aggregate(aggregate, emit="final", name="running").write(ps.sinks.Collect(), name="all")
+    return flow
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 4])
+@pytest.mark.parametrize("aggregate", [_Sorted(), _MergedSorted()])
+def test_an_own_aggregate_and_top_give_the_same_when_senders_combine(
+    aggregate: ps.AggregateFunction, parallelism: int
+) -> None:
+    chosen = random.Random(7)
+    records = [(chosen.choice("abcde"), chosen.randrange(60_000), i) for i in range(2000)]
+    out = ps.testing.run(_own_flow(aggregate, parallelism, records))
+    slides: dict[tuple[str, int], list[int]] = {}
+    tumbling: dict[tuple[str, int], list[int]] = {}
+    for key, time, value in records:
+        first = time - time % 5000
+        for start in (first, first - 5000):
+            slides.setdefault((key, start), []).append(value)
+        tumbling.setdefault((key, time - time % 10_000), []).append(value)
+    assert sorted(out["out"]) == sorted((key, start, start + 10_000, sorted(v)) for (key, start), v in slides.items())
+    best = [(key, start, [record[2] for record in records]) for key, start, _, records in out["top"]]
+    assert sorted(best) == sorted((key, start, sorted(v)[-2:][::-1]) for (key, start), v in tumbling.items())
+    assert sorted(out["all"]) == [(key, [v for k, _, v in records if k == key]) for key in "abcde"]
+
+
+def test_senders_combine_for_an_own_aggregate_only_when_it_merges_and_each_record_need_not_show() -> None:
+    def combined(flow: ps.Flow) -> dict[str, bool]:
+        plan = flow.plan()
+        return {plan.chains[each.target].operators[0].name: each.combiner is not None for each in plan.exchanges}
+
+    assert combined(_own_flow(_Sorted(), 2, [])) == {"windows": False, "best": True, "running": False}
+    assert combined(_own_flow(_MergedSorted(), 2, [])) == {"windows": True, "best": True, "running": True}
+    flow = ps.Flow("shown", parallelism=2)
+    keyed = flow.read(ps.sources.Memory([("a", 1, 2)])).watermark(1).key_by(0)
+    late = keyed.window(ps.Tumbling(10)).aggregate(_MergedSorted(), name="late")
+    late.write(ps.sinks.Collect(), name="out")
+    late.side_output("late").write(ps.sinks.Collect(), name="too late")
+    keyed.aggregate(_MergedSorted(), emit="every", name="every").write(ps.sinks.Collect(), name="each")
+    keyed.window(ps.Tumbling(10)).top(1, by=2, name="skips", on_error="skip").write(ps.sinks.Collect(), name="top")
+    assert combined(flow) == {"late": False, "too late": False, "every": False, "skips": False}

@@ -325,16 +325,27 @@ def _hottest(window: tuple[Any, int, int, list[Row]]) -> list[Row]:
 
 def q7(events: Stream) -> Stream:
     """Highest bid: the bids with the highest price of each 10 seconds."""
-    alone = _bids(events).map(lambda bid: [bid], name="lists")
-    windows = alone.key_by(lambda bids: None).window(ps.Tumbling(WINDOW_S), time=lambda bids: bids[0]["date_time"])
-    return windows.reduce(_higher, name="highest").flat_map(_highest_rows, name="q7")
+    windows = _bids(events).key_by(lambda bid: None).window(ps.Tumbling(WINDOW_S))
+    return windows.aggregate(_Highest(), name="highest").flat_map(_highest_rows, name="q7")
 
 
-def _higher(one: list[Event], other: list[Event]) -> list[Event]:
-    """Returns the list with the higher price, or both together. All bids of a list have the same price."""
-    if one[0]["price"] == other[0]["price"]:
-        return one + other
-    return one if one[0]["price"] > other[0]["price"] else other
+class _Highest(ps.AggregateFunction):
+    """The bids with the highest price."""
+
+    def create(self) -> list[Event]:
+        return []
+
+    def add(self, highest: list[Event], bid: Event) -> list[Event]:
+        if not highest or bid["price"] > highest[0]["price"]:
+            return [bid]
+        if bid["price"] == highest[0]["price"]:
+            highest.append(bid)
+        return highest
+
+    def merge(self, a: list[Event], b: list[Event]) -> list[Event]:
+        if a[0]["price"] == b[0]["price"]:
+            return a + b
+        return a if a[0]["price"] > b[0]["price"] else b
 
 
 def _highest_rows(window: tuple[Any, int, int, list[Event]]) -> list[Row]:

@@ -395,7 +395,10 @@ class AggregateFunction:
     """Base class of a user's own aggregate: `keyed.aggregate(MyAggregator())`, also of windows.
 
     An accumulator is whatever `create` returns; it is saved with epochs, so it must be picklable. `add` and `merge` may
-    change the accumulator that they get, or return another one. Results are copied (`copy.deepcopy`), unless they are
+    change the accumulator that they get, or return another one. With `merge`, senders add up their records before they
+    send anything, unless each record must show (`emit="every"`, early results, late records that the flow uses, an
+    `on_error` that skips records). So merging two accumulators must give what adding all their records to one would
+    give. Each sender's records are added in their order. Results are copied (`copy.deepcopy`), unless they are
     numbers or texts, so that a later change of the accumulator changes no result that was emitted.
     """
 
@@ -408,7 +411,8 @@ class AggregateFunction:
         raise NotImplementedError
 
     def merge(self, a: Any, b: Any) -> Any:
-        """Returns one accumulator of two. Sessions need it, because two of them may become one."""
+        """Returns one accumulator of two. It is optional. Senders combine records only if it is there, and sessions
+        need it, because two of them may become one."""
         raise NotImplementedError
 
     def result(self, accumulator: Any) -> Any:
@@ -417,11 +421,10 @@ class AggregateFunction:
 
 
 class OwnAggregate(Aggregate):
-    """A user's AggregateFunction. Senders never combine for it: its `add` sees all records of a key in one task."""
+    """A user's AggregateFunction. Senders combine records for it if it has a `merge`."""
 
     name = "aggregate"
     identity_result = False
-    combinable = False
 
     def __init__(self, aggregator: AggregateFunction, what: str) -> None:
         super().__init__()
@@ -431,11 +434,7 @@ class OwnAggregate(Aggregate):
             if getattr(type(aggregator), method) is getattr(AggregateFunction, method):
                 raise FlowError(f"{what}: {type(aggregator).__name__} has no method {method}")
         self._aggregator = aggregator
-
-    @property
-    def merges(self) -> bool:
-        """Whether two accumulators can become one."""
-        return type(self._aggregator).merge is not AggregateFunction.merge
+        self.combinable = type(aggregator).merge is not AggregateFunction.merge
 
     def __str__(self) -> str:
         return f"aggregate {type(self._aggregator).__name__}"

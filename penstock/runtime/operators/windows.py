@@ -94,7 +94,7 @@ class Windows(Operator):
             raise FlowError(f"{what}: a join has no early results")
         if isinstance(function, Aggregating) and isinstance(window, Session):
             aggregate = function.aggregate
-            if isinstance(aggregate, OwnAggregate) and not aggregate.merges:
+            if isinstance(aggregate, OwnAggregate) and not aggregate.combinable:
                 raise FlowError(
                     f"{what}: two sessions may become one, so the AggregateFunction needs a method merge(self, a, b)"
                 )
@@ -208,15 +208,21 @@ class _Windows(Stage):
         window = self._window
         assert isinstance(window, Sliding)
         by_start: dict[int, list[tuple[Any, Any, Any]]] = {}
-        late = []
-        for entry in entries:
-            starts = [start for start in window.starts(entry[0]) if not self._is_over(start + window.size)]
-            if not starts:
-                late.append(entry)
-            for start in starts:
+        if window.slide == window.size:
+            for entry, start in zip(entries, window.last_starts(map(_time, entries)), strict=True):
                 by_start.setdefault(start, []).append(entry)
-        if late:
-            self._late(late)
+            for start in [start for start in by_start if self._is_over(start + window.size)]:
+                self._late(by_start.pop(start))
+        else:
+            late = []
+            for entry in entries:
+                starts = [start for start in window.starts(entry[0]) if not self._is_over(start + window.size)]
+                if not starts:
+                    late.append(entry)
+                for start in starts:
+                    by_start.setdefault(start, []).append(entry)
+            if late:
+                self._late(late)
         for start, some in by_start.items():
             yield from self._add(key, (start, start + window.size), some)
 

@@ -1239,7 +1239,7 @@ class WindowedStream(Generic[K_co, T_co]):
         """The result of an aggregate of your own, a `penstock.AggregateFunction`."""
         what = OwnAggregate(aggregator, "aggregate()")
         check_picklable(aggregator, "aggregate()")
-        return self._computed(Aggregating(what), options)
+        return self._aggregate(what, "final", options)
 
     def top(
         self, n: int, by: Selector | None = None, *, largest: bool = True, **options: Unpack[Options]
@@ -1247,7 +1247,7 @@ class WindowedStream(Generic[K_co, T_co]):
         """A list of the `n` records with the greatest values (`largest=False`: the least), the best first. `by` takes
         the value from a record, None: the record itself. Of equal values the records that came first are kept."""
         what = Top(whole(n, "top(n)"), self._value(by, "top"), flag(largest, "top(largest)"))
-        return self._computed(Aggregating(what), options)
+        return self._aggregate(what, "final", options)
 
     def collect(self, **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, list[T_co]]]:
         """A list of the records, by their times. All records of open windows are kept: an aggregate needs less."""
