@@ -1,9 +1,15 @@
-"""Nexmark queries beside Flink SQL and Bytewax: how many events a second does each of them process? See README.md.
+"""Nexmark queries beside Flink SQL and Bytewax: events a second, and delays of results. See README.md.
 
-All read the same files of JSON lines, parse them, and drop the results. Penstock and Flink save their state once a
-second; Bytewax saves nothing. Each runs on all cores of the machine, as two workers, two slots or two threads. The time
-is that of the job, from its start until its last result: processes that must start before, a JVM or an interpreter, do
-not count. Once, with few events, the results are written, and must be as many as the reference says.
+For the events a second, all read the same files of JSON lines, parse them, and drop the results. Penstock and Flink
+save their state once a second; Bytewax saves nothing. Each runs on all cores of the machine, as two workers, two slots
+or two threads. The time is that of the job, from its start until its last result: processes that must start before, a
+JVM or an interpreter, do not count, and Flink's JVM has run the same job once before. Once, with few events, the
+results are written, and must be as many as the reference says.
+
+For the delays, all read the same lines from a socket (nexmark_load.py), each query at half of what the slowest of them
+has just processed a second, and write when each result was due and when it was there. A result of one event is due with
+the event, a window's with its end. A result of q4 is due when its auction closes; Flink corrects q4 with each bid
+instead, so there it is due with the newest bid.
 
 Flink is its Java packages from PyPI (`make .venv/flink`). Without them, Bytewax alone stands beside Penstock.
 """
@@ -13,6 +19,8 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +29,16 @@ import msgspec
 import penstock as ps
 from benchmarks.common import ROOT, Bench, WrongResult, median, print_table, run_script, scratch
 from benchmarks.nexmark_bytewax import QUERIES as OF_BYTEWAX
+from benchmarks.nexmark_load import Load, event_of, measure
 from penstock.actors.run import run as start_job
 from penstock.apps.nexmark.events import Events
-from penstock.apps.nexmark.queries import QUERIES
+from penstock.apps.nexmark.queries import QUERIES, WINDOW_S, winning_bids
 
 ASKED = ("q1", "q2", "q4", "q5", "q7", "q8", "q11")
 FLINK = ROOT / ".venv" / "flink" / "pyflink"
 PARTS = 2  # files, and readers of them
 _RATE = 10_000  # events a second of event time
+_NAMES = ("penstock", "flink", "bytewax")
 _number = itertools.count()
 
 
@@ -80,6 +90,77 @@ def bytewax(query: str, files: list[str]) -> dict[str, float]:
     return found
 
 
+def _due(query: str) -> Callable[[Any], tuple[int, Any]]:
+    """Returns a function that says of a result when it was due, and a value of it."""
+    window = int(WINDOW_S * 1000)
+    found: dict[str, Callable[[Any], tuple[int, Any]]] = {
+        "q1": lambda row: (row["date_time"], row["price"]),
+        "q2": lambda row: (row["date_time"], row["price"]),
+        "q4": lambda row: (row[1]["closed"], row[1]["total"] // row[1]["auctions"]),
+        "q5": lambda row: (row[2] + window, row[1]),
+        "q7": lambda row: (row[3] - row[3] % window + window, row[1]),
+        "q8": lambda row: (row[2] + window, row[0]),
+        "q11": lambda row: (row[3], row[1]),
+    }
+    return found[query]
+
+
+def _timed(query: str, events: ps.Stream) -> ps.Stream:
+    """Returns the results of a query, with a time where the query leaves it out."""
+    if query == "q2":
+        bids = events.filter(ps.col("kind") == "bid").filter(ps.col("auction") % 123 == 0)
+        return bids.select("auction", "price", "date_time")
+    if query == "q4":
+        prices = winning_bids(events).map(
+            lambda pair: {"category": pair[0]["category"], "price": pair[1]["price"], "expires": pair[0]["expires"]}
+        )
+        results = {"total": ps.sum("price"), "auctions": ps.count(), "closed": ps.max("expires")}
+        return prices.key_by("category").agg(**results)
+    return QUERIES[query](events)
+
+
+def penstock_delays(query: str, port: int, folder: Path) -> None:
+    """Runs a query as a local job over the lines of a socket, and writes when its results were due and were there."""
+    due = _due(query)
+
+    def stamped(result: Any) -> str:
+        at, value = due(result)
+        return f"{at},{time.time() * 1000:.1f},{value}"
+
+    flow = ps.Flow(f"bench-nexmark-{next(_number)}", parallelism=PARTS)
+    lines = flow.read(ps.sources.SocketLines("127.0.0.1", port), name="lines", parallelism=1)
+    events = lines.map(event_of, name="parse").watermark("date_time", name="watermark")
+    _timed(query, events).map(stamped, name="stamped").write(ps.sinks.Files(folder), name="results")
+    start_job(flow, workers=PARTS, local=True, epoch_interval_s=1.0).wait(600, progress=False)
+
+
+def _delays(bench: Bench, query: str, rate: float, with_flink: bool) -> dict[str, dict[str, float]]:
+    """Measures the delays of each contestant at a rate."""
+    stateless = query in ("q1", "q2")
+    seconds, warm = (12.0, 4.0) if stateless else (bench.pick(36.0, 24.0), 12.0)
+    load = Load(rate, seconds)
+    home = {"query": query, "home": str(FLINK), "check": False}
+    contestants: dict[str, Callable[[int, Path], object]] = {
+        "penstock": lambda port, folder: penstock_delays(query, port, folder)
+    }
+    if with_flink:
+        contestants["flink"] = lambda port, folder: run_script(
+            "benchmarks.nexmark_flink", {**home, "port": port, "out": str(folder)}
+        )
+    if query in OF_BYTEWAX:
+        contestants["bytewax"] = lambda port, folder: run_script(
+            "benchmarks.nexmark_bytewax", {"query": query, "port": port, "out": str(folder)}
+        )
+    found = {}
+    for name, contestant in contestants.items():
+        with scratch() as folder:
+            found[name] = measure(load, warm, contestant, folder)
+        bench.say(f"{query} at {rate:,.0f} events/s, {name}: {found[name]}")
+    if query != "q4" and with_flink and found["penstock"]["results"] != found["flink"]["results"]:
+        raise WrongResult(f"{query}: {found}")
+    return found
+
+
 def run(bench: Bench) -> None:
     """See the module."""
     with_flink = FLINK.is_dir() and shutil.which("java") is not None
@@ -99,24 +180,40 @@ def run(bench: Bench) -> None:
                 contestants["bytewax"] = lambda query=query: bytewax(query, many)
             runs = bench.take_turns(contestants, (bench.runs + 1) // 2)
             rates = {name: [events / one["seconds"] for one in each] for name, each in runs.items()}
-            for peer in ("flink", "bytewax"):
-                if peer in rates:
-                    bench.case(
-                        f"{query}, events a second",
-                        median(rates["penstock"]),
-                        "events/s",
-                        peer=peer,
-                        peer_figure=median(rates[peer]),
-                        runs=rates["penstock"],
-                        peer_runs=rates[peer],
-                        config=f"2 workers, local, epochs each second, {events:,} events",
-                        goal=">= 1",
-                    )
-            shown = [
-                f"{median(rates[name]):,.0f}" if name in rates else "-" for name in ("penstock", "flink", "bytewax")
-            ]
-            rows.append((query, *shown))
-    print_table("Nexmark, events a second", ("query", "penstock", "flink", "bytewax"), rows)
+            config = f"2 workers, local, epochs each second, {events:,} events"
+            for peer in rates.keys() - {"penstock"}:
+                bench.case(
+                    f"{query}, events a second",
+                    median(rates["penstock"]),
+                    "events/s",
+                    peer=peer,
+                    peer_figure=median(rates[peer]),
+                    runs=rates["penstock"],
+                    peer_runs=rates[peer],
+                    config=config,
+                    goal=">= 1",
+                )
+            rate = min(map(median, rates.values())) / 2
+            delays = _delays(bench, query, min(rate, bench.pick(rate, 5_000)), with_flink)
+            for peer in delays.keys() - {"penstock"}:
+                bench.case(
+                    f"{query}, p99 at {rate:,.0f} events/s",
+                    delays["penstock"]["p99"],
+                    "ms",
+                    peer=peer,
+                    peer_figure=delays[peer]["p99"],
+                    config="2 workers, local, epochs each second, lines from a socket",
+                    note=", ".join(f"{each['results']:,} results of {name}" for name, each in delays.items()),
+                    goal="<= 1",
+                )
+            row = [query, *(f"{median(rates[name]):,.0f}" if name in rates else "-" for name in _NAMES), f"{rate:,.0f}"]
+            row += ["{p50:,.1f} / {p99:,.1f}".format(**delays[name]) if name in delays else "-" for name in _NAMES]
+            rows.append(tuple(row))
+    print_table(
+        "Nexmark: events a second, and at half of the slowest's the p50 / p99 of the delays in ms",
+        ("query", *_NAMES, "at", *(f"{name}'s delays" for name in _NAMES)),
+        rows,
+    )
 
 
 def _check(query: str, files: list[str], with_flink: bool) -> None:

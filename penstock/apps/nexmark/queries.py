@@ -260,14 +260,15 @@ def _winning(auction: Event, bids: Iterable[Event]) -> tuple[Event, ...]:
     return (min(valid, key=_price_order),) if valid else ()
 
 
-def _winning_bids(events: Stream) -> Stream:
+def winning_bids(events: Stream) -> Stream:
+    """Returns each closed auction with its winning bid."""
     return _auctions_and_bids(events).process(_WinningBids(), name="winning bids")
 
 
 def q4(events: Stream) -> Stream:
     """Average price of a category: the average of its closed auctions' winning bids, after each auction."""
     return (
-        _winning_bids(events)
+        winning_bids(events)
         .map(lambda pair: {"category": pair[0]["category"], "price": pair[1]["price"]}, name="prices")
         .key_by("category")
         .agg(total=ps.sum("price"), auctions=ps.count(), name="by category")
@@ -290,12 +291,12 @@ class _LastAuctions(ps.ProcessFunction):
 
 def q6(events: Stream) -> Stream:
     """Average selling price: the average of the winning bids of each seller's last ten closed auctions."""
-    return _winning_bids(events).key_by(lambda pair: pair[0]["seller"]).process(_LastAuctions(), name="q6")
+    return winning_bids(events).key_by(lambda pair: pair[0]["seller"]).process(_LastAuctions(), name="q6")
 
 
 def q9(events: Stream) -> Stream:
     """Winning bids: each closed auction with its winning bid."""
-    return _winning_bids(events).map(_won, name="q9")
+    return winning_bids(events).map(_won, name="q9")
 
 
 def _won(pair: tuple[Event, Event]) -> Row:

@@ -84,7 +84,7 @@ class Tumbling(Sliding):
 
 # Sessions may end at any millisecond. Watermarks that come more rarely close them at most this part of the gap later,
 # and at most this many milliseconds.
-_GAP_PART, _GRAIN_MOST = 100, 100
+_GAP_PART, _GRAIN_MOST = 100, 5
 
 
 @checks_options

@@ -35,7 +35,7 @@ TemporalHow = Literal["inner", "left"]
 
 # Watermarks come at multiples of at most this number of milliseconds, and at a part of what a record is kept for. They
 # may come more rarely than records are dropped, because what is kept longer changes no result.
-_GRAIN_MOST, _GRAIN_PART = 100, 20
+_GRAIN_MOST, _GRAIN_PART = 5, 20
 
 
 class _Join(Operator):
