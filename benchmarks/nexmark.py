@@ -21,6 +21,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ ASKED = ("q1", "q2", "q4", "q5", "q7", "q8", "q11")
 FLINK = ROOT / ".venv" / "flink" / "pyflink"
 PARTS = 2  # files, and readers of them
 _RATE = 10_000  # events a second of event time
+_STATELESS = ("q1", "q2")
+_EVENTS, _EVENTS_STATELESS = 1_000_000, 4_000_000  # so that no contestant's run is shorter than some seconds
 _NAMES = ("penstock", "flink", "bytewax")
 _number = itertools.count()
 
@@ -136,8 +139,7 @@ def penstock_delays(query: str, port: int, folder: Path) -> None:
 
 def _delays(bench: Bench, query: str, rate: float, with_flink: bool) -> dict[str, dict[str, float]]:
     """Measures the delays of each contestant at a rate."""
-    stateless = query in ("q1", "q2")
-    seconds, warm = (12.0, 4.0) if stateless else (bench.pick(36.0, 24.0), 12.0)
+    seconds, warm = (12.0, 4.0) if query in _STATELESS else (bench.pick(36.0, 24.0), 12.0)
     load = Load(rate, seconds)
     home = {"query": query, "home": str(FLINK), "check": False}
     contestants: dict[str, Callable[[int, Path], object]] = {
@@ -169,15 +171,17 @@ def run(bench: Bench) -> None:
     rows = []
     with scratch() as folder:
         few = write(folder / "few", 50_000)
-        many = write(folder / "many", bench.pick(1_000_000, 60_000))
-        events = bench.pick(1_000_000, 60_000)
+        sizes = {query: bench.pick(_EVENTS_STATELESS if query in _STATELESS else _EVENTS, 60_000) for query in ASKED}
+        files = {size: write(folder / f"{size}", size) for size in sorted(set(sizes.values()))}
         for query in ASKED:
             _check(query, few, with_flink)
-            contestants: dict[str, Any] = {"penstock": lambda query=query: penstock(query, many)}
+            events = sizes[query]
+            many = files[events]
+            contestants: dict[str, Any] = {"penstock": partial(penstock, query, many)}
             if with_flink:
-                contestants["flink"] = lambda query=query: flink(query, many)
+                contestants["flink"] = partial(flink, query, many)
             if query in OF_BYTEWAX:
-                contestants["bytewax"] = lambda query=query: bytewax(query, many)
+                contestants["bytewax"] = partial(bytewax, query, many)
             runs = bench.take_turns(contestants, (bench.runs + 1) // 2)
             rates = {name: [events / one["seconds"] for one in each] for name, each in runs.items()}
             config = f"2 workers, local, epochs each second, {events:,} events"

@@ -42,6 +42,18 @@ def line_of(event: dict[str, Any]) -> bytes:
 def event_of(line: str) -> dict[str, Any]:
     """Returns the event of a line, with the fields that the line has."""
     kind, at, *values = line.split("|")
+    if kind == "bid":
+        auction, bidder, price, channel, url, extra = values
+        return {
+            "kind": kind,
+            "auction": int(auction),
+            "bidder": int(bidder),
+            "price": int(price),
+            "channel": channel,
+            "url": url,
+            "date_time": int(at),
+            "extra": extra,
+        }
     event: dict[str, Any] = {"kind": kind, "date_time": int(at)}
     for field, value in zip(FIELDS[kind], values, strict=True):
         event[field] = int(value) if field in _NUMBERS else value

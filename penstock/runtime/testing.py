@@ -823,6 +823,13 @@ class _SlicedReader(Reader):
     def finished(self) -> bool:  # type: ignore[override]
         return self._reader.finished
 
+    @property
+    def split(self) -> str | None:  # type: ignore[override]
+        return self._reader.split
+
+    def has_ended(self, split: str) -> bool:
+        return self._reader.has_ended(split)
+
     def read(self, limit: int) -> list[Any]:
         allowed = self._entry.allowed(self._place)
         if not allowed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -388,6 +389,60 @@ def test_a_task_without_input_falls_silent_and_comes_back() -> None:
     stage.run([1])
     assert stage.watermark(None) == 5
     assert stage.watermark(END_OF_TIME) == END_OF_TIME
+
+
+@given(st.data(), st.integers(1, 5), st.booleans())
+def test_no_record_of_a_split_that_has_begun_is_late(data: st.DataObject, count: int, one_by_one: bool) -> None:
+    """Splits are read in any order, and come to other tasks at any moment. The times within a split are in order."""
+    times = {f"s{n}": sorted(data.draw(st.lists(st.integers(0, 100), min_size=1, max_size=12))) for n in range(count)}
+    at = dict.fromkeys(times, 0)
+    tasks: list[tuple[Any, list[str]]] = []
+    reached: int | None = None  # the watermark of who receives from all tasks
+    begun_at: dict[str, int] = {}  # the watermark of a split's task when the split began, if it had one
+
+    def place(saved: SavedState | None) -> None:
+        shares: list[list[str]] = [[] for _ in range(data.draw(st.integers(1, 3)))]
+        for name in times:
+            data.draw(st.sampled_from(shares)).append(name)
+        tasks.clear()
+        for mine in shares:
+            stage: Any = marking(Clock())
+            stage.reads(mine)
+            if saved is not None:
+                stage.restore(1, saved)
+            tasks.append((stage, mine))
+
+    def has_ended(name: str) -> bool:
+        return at[name] == len(times[name])
+
+    def marks() -> list[int | None]:
+        ended = [all(map(has_ended, mine)) for _, mine in tasks]
+        return [END_OF_TIME if end else stage.watermark(None) for end, (stage, _) in zip(ended, tasks, strict=True)]
+
+    place(None)
+    while not all(map(has_ended, times)):
+        if data.draw(st.integers(0, 4)) == 0:
+            own = [pickle.loads(pickle.dumps(stage.snapshot(1, True))).own for stage, _ in tasks]
+            place(SavedState(own=own))
+        stage, mine = data.draw(st.sampled_from(tasks))
+        left = [name for name in mine if not has_ended(name)]
+        if not left:
+            continue
+        name = left[0] if one_by_one else data.draw(st.sampled_from(left))
+        size = data.draw(st.integers(1, 4))
+        records = times[name][at[name] : at[name] + size]
+        if at[name] == 0:
+            begun_at[name] = max(stage.mark or 0, reached or 0)
+        # A split that begins late is late until it has come as far as its task was.
+        assert reached is None or records[0] >= reached or records[0] < begun_at[name], "a record is late"
+        at[name] += len(records)
+        stage.come_from(name, has_ended)
+        stage.run(records)
+        now = marks()
+        if None not in now:
+            least = min(mark for mark in now if mark is not None)
+            reached = least if reached is None else max(reached, least)
+    assert all(mark == END_OF_TIME for mark in marks())
 
 
 def test_a_task_that_was_kept_from_reading_is_not_silent() -> None:

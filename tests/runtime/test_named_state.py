@@ -164,3 +164,18 @@ def test_a_name_is_of_one_kind() -> None:
     place.go_back()
     with pytest.raises(PenstockError, match="the saved state of this name is a value"):
         place.states.get("map", "x", None)
+
+
+def test_a_state_says_where_methods_of_other_states_are_and_has_one_time_to_live() -> None:
+    place = Place()
+    place.key = "a"
+    value = place.states.get("value", "last", 5)
+    assert place.states.get("value", "last", 5) is value
+    with pytest.raises(PenstockError, match=r"had ttl_s=5 before, and has ttl_s=6 now"):
+        place.states.get("value", "last", 6)
+    with pytest.raises(AttributeError, match=r"a list state has it: ctx\.list_state\(name\)\.append"):
+        value.append(1)
+    with pytest.raises(AttributeError, match=r"has no method 'items': a map state has it"):
+        place.states.get("list", "all", None).items()
+    with pytest.raises(AttributeError, match=r"did you mean 'clear'"):
+        value.claer()

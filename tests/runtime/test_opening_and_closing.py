@@ -201,3 +201,44 @@ def test_what_a_record_has_done_is_told_before_what_closing_has_done() -> None:
     flow.read(ps.sources.Memory([1])).map(Both("close"), name="it").write(ps.sinks.Collect())
     with pytest.raises(RecordError, match="operator 'it' failed: ValueError: of a record"):
         ps.testing.run(flow)
+
+
+class FailingSource(ps.sources.Source):
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def splits(self, parallelism: int) -> list[ps.sources.Split]:
+        return [ps.sources.Split("all")]
+
+    def reader(self, splits: list[ps.sources.Split], context: ps.sources.SourceContext) -> ps.sources.Reader:
+        fail_in("reader", self.at)
+        return FailingReader(self.at)
+
+
+class FailingReader(ps.sources.Reader):
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def read(self, limit: int) -> list[Any]:
+        fail_in("read", self.at)
+        self.finished = True
+        return None if self.at == "nothing" else []  # type: ignore[return-value]
+
+    def offsets(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        fail_in("close", self.at)
+
+
+@pytest.mark.parametrize("at", ["reader", "read", "close", "nothing"])
+def test_an_error_of_a_source_names_the_operator_and_the_line(at: str, fresh_name: Callable[[], str]) -> None:
+    flow = ps.Flow(fresh_name())
+    flow.read(FailingSource(at), name="it").write(ps.sinks.Null())
+    with pytest.raises(ps.JobFailed) as caught:
+        ps.run(flow, workers=1, local=True).wait(60, progress=False)
+    assert "operator 'it' failed" in str(caught.value)
+    if at == "nothing":
+        assert "read() of a FailingReader must return a list, and it returned None" in str(caught.value)
+    else:
+        assert "test_opening_and_closing.py:" in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pickle
 import random
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -864,3 +867,57 @@ def test_every_source_travels_and_describes_itself() -> None:
         assert type(source).__name__ in source.describe()
         assert pickle.loads(pickle.dumps(source)).describe() == source.describe()
         assert type(source).__doc__
+
+
+@pytest.mark.parametrize("kind", ["text", "json", "csv", "parquet", "arrow", "memory"])
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_a_reader_says_from_which_split_records_come_and_which_splits_have_ended(
+    tmp_path: Path, kind: str, limit: int
+) -> None:
+    rows = [{"part": part, "n": n} for part in "abc" for n in range(40)]
+    source: Any
+    if kind == "memory":
+        source = sources.Memory(rows, splits=3)
+    else:
+        for part in "abc":
+            mine, path = [row for row in rows if row["part"] == part], tmp_path / part
+            table = pa.Table.from_pylist(mine)
+            if kind == "parquet":
+                pq.write_table(table, path)
+            elif kind == "arrow":
+                with pa.ipc.new_file(str(path), table.schema) as writer:
+                    writer.write_table(table)
+            elif kind == "csv":
+                path.write_text("part,n\n" + "".join(f"{row['part']},{row['n']}\n" for row in mine))
+            else:
+                path.write_text("".join(json.dumps(row) + "\n" for row in mine))
+        of = {
+            "text": sources.TextFiles,
+            "json": sources.JsonLines,
+            "csv": sources.Csv,
+            "parquet": sources.Parquet,
+            "arrow": sources.Arrow,
+        }
+        source = of[kind](str(tmp_path / "?"))
+    splits = source.splits(1)
+    assert len(splits) == 3
+    reader = source.reader(splits, SourceContext("read", 0, 1, ErrorHandler("read")))
+    of_split: dict[str, set[str]] = {split.name: set() for split in splits}
+    ended: set[str] = set()
+    while not reader.finished:
+        records = reader.read(limit)
+        if records:
+            assert reader.split not in ended
+            assert not reader.has_ended(reader.split) or kind == "memory"
+            of_split[reader.split] |= {json.loads(r)["part"] if kind == "text" else r["part"] for r in records}
+        began = [name for name, parts in of_split.items() if parts]
+        ended |= {name for name in began if reader.has_ended(name)}
+    assert sorted(map(sorted, of_split.values())) == [["a"], ["b"], ["c"]]
+    assert ended == set(of_split)
+
+
+def test_parts_of_a_file_are_read_in_the_order_of_their_numbers() -> None:
+    names = [f"log.txt[{first}:{first + 5}]" for first in range(0, 60, 5)] + ["²", "", "log", "log.txt"]
+    (mine,) = share([Split(name) for name in reversed(names)], 1)
+    assert [split.name for split in mine if "[" in split.name] == names[:12]
+    assert sorted(split.name for split in mine) == sorted(names)

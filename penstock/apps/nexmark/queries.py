@@ -315,38 +315,41 @@ def q5(events: Stream) -> Stream:
     counts = _bids(events).key_by("auction").window(ps.Sliding(WINDOW_S, SLIDE_S)).count(name="bids of auctions")
     # Of all counts of one sliding window, and of no others, the last millisecond is in the same tumbling window.
     alike = counts.key_by(1).window(ps.Tumbling(SLIDE_S), time=lambda count: count[2] - 1)
-    return alike.collect(name="by window").flat_map(_hottest, name="q5")
+    return alike.aggregate(_Most(3), name="by window").flat_map(_hottest, name="q5")
+
+
+class _Most(ps.AggregateFunction):
+    """All records with the greatest value in a field."""
+
+    def __init__(self, field: Any) -> None:
+        self._field = field
+
+    def create(self) -> list[Any]:
+        return []
+
+    def add(self, most: list[Any], record: Any) -> list[Any]:
+        field = self._field
+        if not most or record[field] > most[0][field]:
+            return [record]
+        if record[field] == most[0][field]:
+            most.append(record)
+        return most
+
+    def merge(self, a: list[Any], b: list[Any]) -> list[Any]:
+        field = self._field
+        if a[0][field] == b[0][field]:
+            return a + b
+        return a if a[0][field] > b[0][field] else b
 
 
 def _hottest(window: tuple[Any, int, int, list[Row]]) -> list[Row]:
-    counts = window[3]
-    most = max(bids for _, _, _, bids in counts)
-    return [(auction, bids, start) for auction, start, _, bids in counts if bids == most]
+    return [(auction, bids, start) for auction, start, _, bids in window[3]]
 
 
 def q7(events: Stream) -> Stream:
     """Highest bid: the bids with the highest price of each 10 seconds."""
     windows = _bids(events).key_by(lambda bid: None).window(ps.Tumbling(WINDOW_S))
-    return windows.aggregate(_Highest(), name="highest").flat_map(_highest_rows, name="q7")
-
-
-class _Highest(ps.AggregateFunction):
-    """The bids with the highest price."""
-
-    def create(self) -> list[Event]:
-        return []
-
-    def add(self, highest: list[Event], bid: Event) -> list[Event]:
-        if not highest or bid["price"] > highest[0]["price"]:
-            return [bid]
-        if bid["price"] == highest[0]["price"]:
-            highest.append(bid)
-        return highest
-
-    def merge(self, a: list[Event], b: list[Event]) -> list[Event]:
-        if a[0]["price"] == b[0]["price"]:
-            return a + b
-        return a if a[0]["price"] > b[0]["price"] else b
+    return windows.aggregate(_Most("price"), name="highest").flat_map(_highest_rows, name="q7")
 
 
 def _highest_rows(window: tuple[Any, int, int, list[Event]]) -> list[Row]:

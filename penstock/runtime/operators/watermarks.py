@@ -1,14 +1,16 @@
 """The operator that makes watermarks from the times of the records that pass it.
 
 The watermark is the greatest time that the task has seen, less the out-of-orderness that the user allows. A record may
-be this much earlier than a record before it, and is not late. All splits of a task share its watermark, so their times
-must not lie further apart than this. When a task has had no input for some time, it says that it is idle, and holds up
-no window. A watermark must never overtake a record.
+be this much earlier than a record before it, and is not late. Where the task reads splits, and its reader says from
+which one each record came, the watermark waits for each split that has begun and not ended: splits that two tasks have
+read may come to one task, which reads one after the other. A split that begins later does not take the watermark back.
+When a task has had no input for some time, it says that it is idle, and holds up no window. A watermark must never
+overtake a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -59,6 +61,12 @@ class Marking(Stage):
         self.max_drift_ms = operator.max_drift_ms
         self._grain = context.time_grain
         self._greatest: int | None = None  # the greatest time seen
+        # The greatest time of each split that has begun and not ended, as far as readers say from which splits records
+        # come. `_split`: the split of the records that come now.
+        self._of_split: dict[str, int] = {}
+        self._split: str | None = None
+        self._own_splits: frozenset[str] = frozenset()
+        self._reached: int | None = None  # the time that splits have reached together; it never goes back
         self._idle_s = None if operator.idle_ms is None else operator.idle_ms / 1000
         self.timed = self._idle_s is not None
         self._idle = False
@@ -99,9 +107,28 @@ class Marking(Stage):
     def doubts(self, greatest: int) -> bool:
         return self._greatest is None and other_unit(greatest) is not None
 
+    def reads(self, splits: Iterable[str]) -> None:
+        """Says which splits the task reads. Called once, before anything is restored."""
+        self._own_splits = frozenset(splits)
+
+    def come_from(self, split: str | None, has_ended: Callable[[str], bool]) -> None:
+        """Says which split the next records come from (None: not known), and which splits have ended."""
+        self._split = split
+        of_split = self._of_split
+        if len(of_split) > 1 or (of_split and split not in of_split):
+            self._of_split = {name: time for name, time in of_split.items() if name == split or not has_ended(name)}
+
     def observe(self, greatest: int) -> None:
         if self._greatest is None or greatest > self._greatest:
             self._greatest = greatest
+        of_split, split = self._of_split, self._split
+        if split is not None:
+            of_split[split] = max(greatest, of_split.get(split, greatest))
+        elif of_split:
+            self._of_split = {name: max(greatest, time) for name, time in of_split.items()}
+        reached = min(self._of_split.values()) if self._of_split else self._greatest
+        if self._reached is None or reached > self._reached:
+            self._reached = reached
         if self._idle_s is not None:
             self._last = self.context.wall()
             self._idle = self._silent = False
@@ -111,7 +138,7 @@ class Marking(Stage):
         """The watermark of the task, not rounded. IDLE: its input is idle. None: no record has come."""
         if self._idle:
             return IDLE
-        return None if self._greatest is None else self._greatest - self._out_of_orderness_ms
+        return None if self._reached is None else self._reached - self._out_of_orderness_ms
 
     @property
     def greatest(self) -> int | None:
@@ -134,16 +161,22 @@ class Marking(Stage):
             return END_OF_TIME
         if self._idle:
             return IDLE
-        if self._greatest is None:
+        if self._reached is None:
             return None
-        mark = self._greatest - self._out_of_orderness_ms
+        mark = self._reached - self._out_of_orderness_ms
         return mark - mark % self._grain
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:
-        return StageState(own=(self._greatest,))
+        return StageState(own=(self._reached, dict(self._of_split)))
 
     def restore(self, epoch: int, saved: SavedState) -> None:
-        # When several tasks have saved a time, the earliest one counts. The records of this task would otherwise be
-        # late.
-        known = [greatest for (greatest,) in saved.own]
-        self._greatest = None if None in known else min(known, default=None)
+        # When several tasks have saved a time, the earliest one counts, unless each split's time is known. The records
+        # of this task would otherwise be late.
+        known = [reached for reached, *_ in saved.own]
+        self._greatest = self._reached = None if None in known else min(known, default=None)
+        for _, *splits in saved.own:
+            for name, time in (splits[0] if splits else {}).items():
+                if name in self._own_splits:
+                    self._of_split[name] = min(time, self._of_split.get(name, time))
+        if self._of_split:
+            self._greatest = self._reached = min(self._of_split.values())

@@ -385,8 +385,8 @@ def _check_kind(function: Any, what: str, name: str, yields: bool, awaits: bool)
         )
     if (inspect.iscoroutinefunction(run) and not awaits) or inspect.isasyncgenfunction(run):
         raise FlowError(
-            f"{what}: {name} is an async function, whose coroutine nobody would await; call asyncio.run(...) in a "
-            "function, best in one of map_batches for many records at a time"
+            f"{what}: {name} is an async function, whose coroutine nobody would await; map_async(...) awaits many at a "
+            "time, or call asyncio.run(...) in a function"
         )
     if inspect.isgeneratorfunction(run) and not yields:
         raise FlowError(
@@ -505,7 +505,7 @@ def no_value(result: Any) -> str | None:
     """Explains why what a function returned is not a record. None: it may be one."""
     if isinstance(result, Coroutine):
         result.close()  # otherwise Python warns about it too
-        return "the function returned a coroutine, which nobody awaits; call asyncio.run(...) in it"
+        return "the function returned a coroutine, which nobody awaits; map_async does, or call asyncio.run(...) in it"
     if isinstance(result, AsyncGenerator):
         return "the function returned an asynchronous generator, which nobody reads; read it in the function"
     return None

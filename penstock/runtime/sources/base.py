@@ -8,7 +8,9 @@ run loop: a source that must wait (a socket) reads in a thread of its own and wa
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic_ns
@@ -63,10 +65,13 @@ class SourceContext:
 class Reader(ABC):
     """Reads a task's splits, in one thread. When read() has handed out records, offsets() includes them at once.
 
-    Two attributes are looked at after each read(). `finished`: set it to True when no record will ever come again; the
-    task then ends. A reader that never does so makes the source endless: such a job ends by `job.stop()`. `stamp_ns`:
-    when the oldest record of the last read() came into being, by the context's clock, from which its latency counts
-    (None: at the read).
+    Three attributes are looked at after each read(). `finished`: set it to True when no record will ever come again;
+    the task then ends. A reader that never does so makes the source endless: such a job ends by `job.stop()`.
+    `stamp_ns`: when the oldest record of the last read() came into being, by the context's clock, from which its
+    latency counts (None: at the read). `split`: the name of the split that all records of the last read came from
+    (None: it is not said). A reader of several splits should say this, and answer `has_ended`. A watermark in the tasks
+    of the source then waits for each split that has begun, also when splits that several tasks were reading have come
+    to one task. Otherwise records of one split may be late because another split is ahead.
 
     `paced` says whether the world decides when records come, so that records which wait at the reader are late
     (docs/papers.md: D2). With False, all records are there from the start and are read as fast as the job takes them,
@@ -76,6 +81,7 @@ class Reader(ABC):
 
     finished = False
     stamp_ns: int | None = None
+    split: str | None = None
     paced = True
 
     @abstractmethod
@@ -90,6 +96,11 @@ class Reader(ABC):
         epoch. After a failure, `Source.reader` gets the splits with these offsets in `split.offset`. An offset may be
         anything that can be pickled."""
 
+    def has_ended(self, split: str) -> bool:
+        """Returns whether no record of a split will come any more, so that watermarks need not wait for the split. It
+        is asked only about splits that `split` has named."""
+        return False
+
     def ready_in(self) -> float | None:
         """Returns the seconds until read() is worth calling (0: now), or None when it is worth calling only after
         `wake`. It is asked after a read() that returned less than its limit."""
@@ -103,6 +114,18 @@ class Reader(ABC):
 
     def close(self) -> None:
         """Releases files, sockets and threads."""
+
+
+class SequentialReader(Reader):
+    """A reader that reads its splits one after the other: `_split` is the present one, and `_waiting` are the next
+    ones. It names the present one in `split` whenever it hands out records."""
+
+    _waiting: deque[Split]
+    _split: Split | None
+
+    def has_ended(self, split: str) -> bool:
+        present = self._split
+        return (present is None or present.name != split) and all(one.name != split for one in self._waiting)
 
 
 class ColumnReader(Reader):
@@ -188,5 +211,11 @@ def share(splits: list[Split], parallelism: int) -> list[list[Split]]:
         shares[task].append(split)
         load[task] += split.weight
     for mine in shares:
-        mine.sort(key=lambda s: s.name)
+        mine.sort(key=_natural_order)
     return shares
+
+
+def _natural_order(split: Split) -> list[Any]:
+    """Orders names by the numbers in them, so that part 10 of a file does not come before part 2."""
+    words, numbers = re.split(r"[0-9]+", split.name), re.findall(r"[0-9]+", split.name)
+    return [words[0], *((int(number), word) for number, word in zip(numbers, words[1:], strict=True)), split.name]

@@ -28,7 +28,7 @@ from pyarrow import compute, csv
 
 from penstock.runtime.errors import CodecError, FlowError, SourceError, shorten
 from penstock.runtime.records.userfunc import ErrorHandler
-from penstock.runtime.sources.base import ColumnReader, Source, SourceContext, Split, together
+from penstock.runtime.sources.base import ColumnReader, SequentialReader, Source, SourceContext, Split, together
 from penstock.runtime.sources.files import LINE_BYTES, TEXT_RATIO
 from penstock.runtime.sources.marks import (
     Beginning,
@@ -331,7 +331,7 @@ class _Mistyped(Exception):
     """A value is not of its column's type."""
 
 
-class CsvReader(ColumnReader):
+class CsvReader(SequentialReader, ColumnReader):
     """Reads files one after the other."""
 
     paced = False
@@ -423,7 +423,8 @@ class CsvReader(ColumnReader):
             piece = batch.slice(self._at, min(count, limit))
             self._at += piece.num_rows
             self._row += piece.num_rows
-            self._offsets[self._split.name] = self._row
+            self.split = self._split.name
+            self._offsets[self.split] = self._row
             return piece
         return None
 

@@ -12,7 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.runtime.records.userfunc import ErrorHandler
-from penstock.runtime.sources.base import ColumnReader, Reader, Source, SourceContext, Split, T_co, together
+from penstock.runtime.sources.base import (
+    ColumnReader,
+    Reader,
+    SequentialReader,
+    Source,
+    SourceContext,
+    Split,
+    T_co,
+    together,
+)
 from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
 from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Decoder, TextDecoder, Unreadable, readable
@@ -76,8 +85,8 @@ class TextFiles(LineFiles[str]):
 
     `patterns`: a path, a pattern (`*`, `?`, `[...]`, `**` for sub-folders) or a list of them; each file is
     read once. Every node that runs tasks of the source must see the files under the same paths. A task reads its
-    files one after the other: before a `watermark`, each task should have only one file, because the next one begins
-    in the past, and its records would be late ("Several files" in docs/flows.md).
+    files one after the other: before a `watermark`, each task should begin with only one file, because the next one
+    begins in the past, and its records would be late ("Several files" in docs/flows.md).
     `encoding`: any in which a line ends with the byte 0x0A (not UTF-16 or UTF-32); "utf-8-sig" also drops a
     byte order mark, which is otherwise part of the first line.
     `parallel`: let several tasks share a large file, which are then at different places in it; False keeps
@@ -133,7 +142,7 @@ class TextFiles(LineFiles[str]):
         return TextReader(splits, context, decoder, self.max_line_bytes, type(self).__name__, decoder.column)
 
 
-class LineReader(Reader):
+class LineReader(SequentialReader):
     """Reads file ranges one after the other."""
 
     paced = False
@@ -175,6 +184,8 @@ class LineReader(Reader):
 
     def _take(self, block: Block, limit: int) -> Any:
         first = self._next
+        assert self._split is not None
+        self.split = self._split.name
         self._next = min(first + limit, len(block.records))
         return block.records[first : self._next]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.runtime.errors import FlowError, shorten
 from penstock.runtime.records.userfunc import check_picklable
-from penstock.runtime.sources.base import Reader, Source, SourceContext, Split, T_co
+from penstock.runtime.sources.base import Reader, SequentialReader, Source, SourceContext, Split, T_co
 from penstock.runtime.units import is_whole
 
 _SAMPLE = 100  # records tried for pickling while the flow is built; all of them travel when the job starts
@@ -65,18 +65,19 @@ class Memory(Source[T_co]):
         return self.describe()
 
 
-class _MemoryReader(Reader):
+class _MemoryReader(SequentialReader):
     paced = False
 
     def __init__(self, records: list[Any], splits: list[Split]) -> None:
         self._records = records
-        self._waiting = deque((split.name, split.payload[1]) for split in splits)
+        self._waiting = deque(splits)
+        self._split = None
         self._offsets = {s.name: s.payload[0] if s.offset is None else s.offset for s in splits}
         self.finished = not splits
 
     def read(self, limit: int) -> list[Any]:
         while self._waiting:
-            name, end = self._waiting[0]
+            name, end = self._waiting[0].name, self._waiting[0].payload[1]
             first = self._offsets[name]
             last = min(first + limit, end)
             self._offsets[name] = last
@@ -84,12 +85,13 @@ class _MemoryReader(Reader):
                 self._waiting.popleft()
                 self.finished = not self._waiting
             if last > first:
+                self.split = name
                 return self._records[first:last]
         self.finished = True
         return []
 
     def backlog(self) -> int:
-        return sum(end - self._offsets[name] for name, end in tuple(self._waiting))
+        return sum(split.payload[1] - self._offsets[split.name] for split in tuple(self._waiting))
 
     def offsets(self) -> dict[str, Any]:
         return dict(self._offsets)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.runtime.errors import SourceError
-from penstock.runtime.sources.base import Reader, Split
+from penstock.runtime.sources.base import SequentialReader, Split
 
 BATCH_ROWS = 8192
 
@@ -38,7 +38,7 @@ def check_schemas(source: str, schemas: dict[str, pa.Schema]) -> None:
             )
 
 
-class RowReader(Reader):
+class RowReader(SequentialReader):
     """Reads the record batches of its splits one after the other. A split's offset counts the rows that were handed
     out. `rows` says how many rows a split has at most; without it, the backlog is what was read of the files."""
 
@@ -67,7 +67,7 @@ class RowReader(Reader):
                 rows = self._rows[self._next : self._next + limit]
                 self._next += len(rows)
                 assert self._split is not None
-                name = self._split.name
+                name = self.split = self._split.name
                 self._offsets[name] = (self._offsets[name] or 0) + len(rows)
                 return rows
             self._advance()

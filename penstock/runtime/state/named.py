@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.mistakes import no_method
 from penstock.runtime.state.keyed import NESTED, Delta
 from penstock.runtime.state.nested import NestedMap
 from penstock.runtime.units import seconds
@@ -37,6 +38,7 @@ class _Kept:
     def __init__(self, kind: str, name: str, tracked: bool, clock: Callable[[], float]) -> None:
         self.kind = kind
         self.ttl_s: float | None = None  # of entries that are written from now on
+        self.asked_ttl_s: float | timedelta | None = None  # the same, as the function gives it
         self.entries = NestedMap(f"{kind}:{name}", tracked)
         self.deadlines = NestedMap(f"{_DEADLINES}{kind}:{name}", tracked)
         self._by_age: OrderedDict[tuple[Any, Any], None] = OrderedDict()  # the entry that was written first comes first
@@ -105,7 +107,21 @@ class _Kept:
                         self._by_age[key, part] = None
 
 
-class ValueState:
+class _State:
+    """What the states of all kinds have in common."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_method(self, name, _OF_OTHERS)
+
+
+_OF_OTHERS = {
+    "append": "a list state has it: ctx.list_state(name).append(...)",
+    "extend": "write ctx.list_state(name).append(*values)",
+    **dict.fromkeys(("keys", "values", "items", "pop", "update"), "a map state has it: ctx.map_state(name)"),
+}
+
+
+class ValueState(_State):
     """One value of the present key."""
 
     def __init__(self, kept: _Kept, key: Callable[[], Any]) -> None:
@@ -126,7 +142,7 @@ class ValueState:
         self._kept.clear(self._key())
 
 
-class ListState:
+class ListState(_State):
     """A list of the present key. Appending costs the same however long the list is."""
 
     def __init__(self, kept: _Kept, key: Callable[[], Any]) -> None:
@@ -219,8 +235,14 @@ class NamedStates:
                 f"operator {self._operator!r}: ctx.{kind}_state({name!r}) was a {kept.kind} before; each name is one "
                 "state, so give this one another name"
             )
-        if ttl_s is not None and kept.ttl_s is None:
+        if ttl_s is not None and ttl_s != kept.asked_ttl_s:
+            if kept.asked_ttl_s is not None:
+                raise PenstockError(
+                    f"operator {self._operator!r}: ctx.{kind}_state({name!r}) had ttl_s={kept.asked_ttl_s} before, and "
+                    f"has ttl_s={ttl_s} now; a state has one time-to-live"
+                )
             kept.live_for(seconds(ttl_s, f"operator {self._operator!r}: ctx.{kind}_state({name!r}): ttl_s"))
+            kept.asked_ttl_s = ttl_s
         return state
 
     def _create(self, kind: str, name: str) -> tuple[_Kept, Any]:

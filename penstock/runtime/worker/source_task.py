@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from penstock.runtime.errors import SourceError
+from penstock.runtime.errors import PenstockError, SourceError, shorten
 from penstock.runtime.event_time.pace import Pace
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, TIME_MAX
 from penstock.runtime.exchange.output_cache import OutputCaches
-from penstock.runtime.operators.base import Stage
+from penstock.runtime.operators.base import Gathering, Pending, Stage
 from penstock.runtime.operators.micro_batch import BYTES_MAX
 from penstock.runtime.operators.watermarks import Marking
 from penstock.runtime.program.plan import TaskId
@@ -57,15 +57,24 @@ class SourceTask(Task):
         )
         self.reads_until: int | None = None  # the watermark up to which it may read; None: any
         self._pace = Pace()
+        # The stage that makes watermarks, if it gets the records of a read with the read.
+        self._splits_stage = next((stage for stage in stages if isinstance(stage, Marking)), None)
+        before = [] if self._splits_stage is None else stages[: stages.index(self._splits_stage)]
+        if any(isinstance(stage, Gathering | Pending) for stage in before):
+            self._splits_stage = None
+        if self._splits_stage is not None:
+            self._splits_stage.reads(self.splits)
+        # For what was read for micro-batches that are not answered: the number of records and their split.
+        self._diverted_splits: deque[tuple[int, str | None]] = deque()
         self._diverted = 0  # the number of records in micro-batches that are not answered
         marking = 0 if self._marking_stage is None else stages.index(self._marking_stage)
         self._gathering_first = [stage for stage in self.gathering if stages.index(stage) < marking]
         self._woken = True
         try:
             self.reader = open_reader(splits, self.wake)
-        except Exception:
+        except PenstockError:
             raise
-        except BaseException as error:  # the source called sys.exit()
+        except BaseException as error:  # of the source, which may also have called sys.exit()
             raise stages[0].errors.failure("(opening)", error) from error
 
     def stop(self) -> None:
@@ -151,9 +160,9 @@ class SourceTask(Task):
     def close(self, failed: bool) -> None:
         try:
             self.reader.close()
-        except Exception:
+        except PenstockError:
             raise
-        except BaseException as error:  # the source called sys.exit()
+        except BaseException as error:
             raise self.stages[0].errors.failure("(closing)", error) from error
         finally:
             super().close(failed)
@@ -178,6 +187,7 @@ class SourceTask(Task):
         reader, stage = self.reader, self.stages[0]
         columns = columns and isinstance(reader, ColumnReader)
         parts: list[Any] = []
+        splits: list[tuple[int, str | None]] = []
         records = size = 0
         stamp: int | None = None
         try:
@@ -189,6 +199,7 @@ class SourceTask(Task):
                 if not len(part):
                     break
                 parts.append(part)
+                splits.append((len(part), reader.split))
                 records += len(part)
                 size += bytes_of(part)
                 stamp = stamp or reader.stamp_ns
@@ -202,6 +213,8 @@ class SourceTask(Task):
         if self._marking_stage is not None:
             self._pace.read(records)
             self._diverted += records
+        if self._splits_stage is not None:
+            self._diverted_splits += splits
         input_ = together(parts) if columns else [record for part in parts for record in part]
         return input_, records, stamp or self.clock()
 
@@ -209,6 +222,23 @@ class SourceTask(Task):
         super().take_up_diverted(records, stamp)
         if self._marking_stage is not None:
             self._diverted -= records
+        if self._splits_stage is None:
+            return
+        came_from: set[str | None] = set()
+        split: str | None = None
+        while records > 0:
+            count, split = self._diverted_splits.popleft()
+            came_from.add(split)
+            records -= count
+        under_way = {name for _, name in self._diverted_splits}
+
+        def has_ended(name: str | None) -> bool:
+            return name is not None and name not in under_way and self.reader.has_ended(name)
+
+        # A micro-batch has one greatest time. If several splits go on, nobody knows whose time it is.
+        if not all(name == split or has_ended(name) for name in came_from):
+            split = None
+        self._splits_stage.come_from(split, has_ended)
 
     def _has_barrier(self) -> bool:
         # The source reads, or ends, between two barriers. Epochs that follow each other faster than the worker can
@@ -259,7 +289,10 @@ class SourceTask(Task):
         try:
             most = self._size.limit
             limit = self._within_drift(most)
-            records = self.reader.read(limit)
+            records: Any = self.reader.read(limit)  # which is a user's
+            if not isinstance(records, list):
+                reader = type(self.reader).__name__
+                raise SourceError(f"read() of a {reader} must return a list, and it returned {shorten(records)}")
         except SourceError as error:
             # The input is gone, so no error policy allows the job to continue.
             raise stage.errors.failure("(reading)", error) from error
@@ -279,6 +312,8 @@ class SourceTask(Task):
             sample.add(records, self.clock())
         if self._marking_stage is not None:
             self._pace.read(len(records))
+        if self._splits_stage is not None and self.reader.split is not None:
+            self._splits_stage.come_from(self.reader.split, self.reader.has_ended)
         self._stamped(self.reader.stamp_ns or self.clock())
         self._work_records = len(records)
         self._work = self._through(records)
