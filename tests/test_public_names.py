@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 
@@ -69,6 +70,36 @@ keyed = parsed.key_by(lambda order: order.user)
 count: ps.Stream[tuple[str, int]] = keyed.count()
 words: ps.Stream[str] = lines.flat_map(str.split)
 lists: ps.Stream[tuple[str, int, int, list[Order]]] = keyed.window(ps.Tumbling(1)).collect()
+
+# The results of windows: the global window has no start and no end, and results that may be taken back have a sign.
+windows: ps.WindowedStream[str, Order] = keyed.window(ps.Session(1))
+counted: ps.Stream[tuple[str, int, int, int]] = keyed.window(ps.CountWindow(3)).count()
+endless: ps.WindowedStream[str, Order, None] = keyed.window(ps.GlobalWindow(), early_count=1)
+best: ps.Stream[tuple[str, None, None, list[Order]]] = endless.top(2, by="cents")
+summed: ps.Stream[tuple[str, None, None, Any]] = keyed.window(ps.GlobalWindow(), updates="replace").sum("cents")
+either: ps.Stream[tuple[str, int, int, int]] = keyed.window(ps.Session(1) if parsed else ps.Tumbling(1)).count()
+several = [ps.Session(1), ps.Tumbling(1), ps.CountWindow(3)]
+of_several: list[ps.Stream[tuple[str, int, int, int, int]]] = [
+    keyed.window(window, updates="retract").count() for window in several
+]
+signed = keyed.window(ps.Sliding(10, 5), early_s=1, updates="retract")
+counts: ps.Stream[tuple[str, int, int, int, int]] = signed.count()
+sums: ps.Stream[tuple[str, int, int, Any, int]] = signed.sum("cents", name="sums")
+least: ps.Stream[tuple[str, int, int, Any, int]] = signed.min("cents")
+greatest: ps.Stream[tuple[str, int, int, Any, int]] = signed.max("cents", on_error="skip")
+means: ps.Stream[tuple[str, int, int, Any, int]] = signed.mean("cents")
+rows: ps.Stream[tuple[str, int, int, dict[str, Any], int]] = signed.agg(n=ps.count(), top=ps.max("cents"))
+first: ps.Stream[tuple[str, int, int, Any, int]] = signed.reduce(lambda state, order: state)
+own: ps.Stream[tuple[str, int, int, Any, int]] = signed.aggregate(ps.AggregateFunction())
+tops: ps.Stream[tuple[str, int, int, list[Order], int]] = signed.top(1, by="cents", largest=False)
+signs: ps.Stream[int] = keyed.window(ps.GlobalWindow(), updates="retract").collect().map(lambda result: result[4])
+
+
+def of_all(ctx: ps.WindowContext, user: str, window: tuple[None, None], orders: list[Order]) -> list[int]:
+    return [order.cents for order in orders]
+
+
+of_orders: ps.Stream[int] = keyed.window(ps.GlobalWindow()).process(of_all)
 pairs: ps.Stream[tuple[Order, Order | None]] = keyed.join(keyed, ps.Tumbling(1), how="left")
 inner: ps.Stream[tuple[Order, Order]] = keyed.interval_join(keyed, lower_s=0, upper_s=1)
 made: ps.Stream[int] = keyed.temporal_join(keyed, fn=lambda a, b: 3)
@@ -225,6 +256,13 @@ keyed.count(emit="always")
 keyed.process(slip)
 keyed.window(ps.Tumbling(1)).collect().map(lambda window: window[3].cents)
 keyed.join(keyed, ps.Tumbling(1), how="left").map(lambda pair: pair[1].cents)
+keyed.window(ps.Tumbling(1)).count().map(lambda result: result[4])
+keyed.window(ps.Tumbling(1), updates="retract").count().map(lambda result: result[5])
+keyed.window(ps.GlobalWindow()).count().map(lambda result: result[1] + 1)
+keyed.window(ps.GlobalWindow(), updates="retract").collect().map(lambda result: result[2] + 1)
+keyed.window(ps.Tumbling(1), updates="retract").count(emit="latest")
+keyed.window(ps.Tumbling(1), updates="retract").process(print)
+keyed.window(ps.Tumbling(1), updates="take back")
 users.map(Model)
 users.map_batches(Weighed, fn_constructor_kwargs={"weight": 2})
 orders.map_batches(OneForAll)
@@ -301,6 +339,11 @@ def test_a_type_check_finds_what_is_misspelt(errors: dict[str, dict[int, str]]) 
     begin = lines.index("# Each line from here on is wrong.") + 1
     wanted = {i for i, line in enumerate(lines, 1) if i > begin and line and not line.startswith("flow = ")}
     assert found == wanted, [lines[i - 1] for i in found ^ wanted]
+
+
+def test_windowed_streams_have_two_or_three_types_also_at_run_time() -> None:
+    assert get_args(ps.WindowedStream[str, int]) == (str, int)
+    assert get_args(ps.WindowedStream[str, int, None]) == (str, int, None)
 
 
 def test_what_loads_late_is_listed_too() -> None:

@@ -27,6 +27,30 @@ class Model:
         return [record * self.factor + self.plus] if self.factor == 7 else record * self.factor + self.plus
 
 
+class Plain:
+    """A function that takes no options."""
+
+    def __call__(self, record: Any) -> Any:
+        return record
+
+
+class Open:
+    """A function that takes options of any name."""
+
+    def __init__(self, plus: int, /, **rest: int) -> None:
+        self.plus = plus + sum(rest.values())
+
+    def __call__(self, record: Any) -> Any:
+        return record + self.plus
+
+
+def test_a_class_may_take_any_names() -> None:
+    flow = ps.Flow("open")
+    stream = flow.read(ps.sources.Memory([1, 2, 3]))
+    stream.map(Open, fn_constructor_args=(2,), fn_constructor_kwargs={"plus": 3, "more": 4}).write(ps.sinks.Collect())
+    assert ps.testing.run(flow) == {"write": [10, 11, 12]}
+
+
 def test_a_class_is_made_once_in_each_task() -> None:
     flow = ps.Flow("models")
     stream = flow.read(ps.sources.Memory([1, 2, 3]))
@@ -44,7 +68,19 @@ def test_a_class_is_made_once_in_each_task() -> None:
         (lambda s: s.map(Model), "map: Model.__init__: missing a required argument: 'factor'"),
         (
             lambda s: s.map(Model, fn_constructor_kwargs={"factor": 2, "fcator": 1}),
-            "got an unexpected keyword argument 'fcator'",
+            "fn_constructor_kwargs: Model has no parameter 'fcator'; did you mean 'factor'? it takes: factor, plus",
+        ),
+        (
+            lambda s: s.flat_map(Model, fn_constructor_args=(2,), fn_constructor_kwargs={"speed": 1}),
+            "flat_map: fn_constructor_kwargs: Model has no parameter 'speed'; it takes: factor, plus",
+        ),
+        (
+            lambda s: s.map_batches(Plain, fn_constructor_kwargs={"speed": 1}),
+            "map_batches: fn_constructor_kwargs: Plain has no parameter 'speed'; it takes: nothing",
+        ),
+        (
+            lambda s: s.map(Model, fn_constructor_args=(2,), fn_constructor_kwargs={"factor": 1}),
+            "multiple values for argument 'factor'",
         ),
         (lambda s: s.map(abs, fn_constructor_args=(1,)), "are for a class, whose object is the function"),
         (lambda s: s.map_batches(abs, batch_format="polars"), "use one of 'list', 'numpy', 'pandas', 'arrow'"),

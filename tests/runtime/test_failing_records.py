@@ -5,9 +5,13 @@ operator, which record and which line; all other records count as if the bad one
 from __future__ import annotations
 
 import math
+import re
+import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -137,3 +141,99 @@ def test_a_value_of_a_type_that_does_not_fit_is_told(name: str, parallelism: int
     told = str(caught.value)
     assert "tested" in told
     assert "test_failing_records.py" in told
+
+
+class Priced(NamedTuple):
+    price: float
+    id: int
+
+
+def top_of(records: list[Any], on_error: OnError, window: Any, largest: bool, parallelism: int) -> Any:
+    flow = ps.Flow("best", parallelism=parallelism)
+    timed = flow.read(ps.sources.Memory([]), name="in", parallelism=1).watermark(lambda record: 0)
+    best = timed.key_by(0).window(window, time=1).top(2, by=2, largest=largest, on_error=on_error, name="best")
+    best.write(ps.sinks.Null(), name="out", parallelism=1)
+    if on_error == "dead_letter":
+        best.dead_letters().write(ps.sinks.Null(), name="letters", parallelism=1)
+    return ps.testing.run(flow, records, batch_size=3)
+
+
+OF_TOP: dict[str, tuple[Callable[[int], Any], Any]] = {
+    "float": (float, math.nan),
+    "Decimal": (Decimal, Decimal("NaN")),
+    "tuple": (lambda i: (i // 2, i), (1, math.nan)),
+    "named tuple": (lambda i: Priced(i, i), Priced(math.nan, 5)),
+}
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("window", [TUMBLING, ps.Session(20)], ids=repr)
+@pytest.mark.parametrize("kind", OF_TOP)
+def test_top_refuses_a_nan_wherever_it_comes(kind: str, window: Any, largest: bool, parallelism: int) -> None:
+    """A NaN is neither above nor below anything, so the best records would depend on where one of them has it."""
+    value_of, nan = OF_TOP[kind]
+    good = [("k", 1000 * i, value_of(i)) for i in (3, 0, 4, 1, 2)]
+    expected = [[value_of(i) for i in ((4, 3) if largest else (0, 1))]]
+    bad = ("k", 2500, nan)
+    for at in range(len(good) + 1):
+        records = [*good[:at], bad, *good[at:]]
+        skipped = top_of(records, "skip", window, largest, parallelism)["out"]
+        assert [[value for *_, value in best] for *_, best in skipped] == expected, at
+        found = top_of(records, "dead_letter", window, largest, parallelism)
+        assert found["out"] == skipped, at
+        (letter,) = found["letters"]
+        assert repr(letter.record) == repr(("k", bad)), at
+        assert "NaN" in letter.error
+        with pytest.raises(
+            RecordError, match=r"operator 'best' failed.*: ValueError: top: the value .* has a NaN"
+        ) as caught:
+            top_of(records, "fail", window, largest, parallelism)
+        assert repr(nan) in str(caught.value)
+
+
+# --- records that cannot travel to the program ----------------------------------------------------------------------
+
+
+def locked(number: int) -> Any:
+    return threading.Lock() if number % 3 == 0 else number
+
+
+def collecting(name: str, on_error: OnError) -> tuple[ps.Flow, ps.sinks.Collect, ps.sinks.Collect]:
+    """A flow whose sink is in one chain with its source, so that no other operator sends the records anywhere."""
+    flow = ps.Flow(name, parallelism=1)
+    good, bad = ps.sinks.Collect(), ps.sinks.Collect()
+    written = flow.read(ps.sources.Memory(range(10))).map(locked).write(good, name="collected", on_error=on_error)
+    if on_error == "dead_letter":
+        written.dead_letters().write(bad, name="letters")
+    assert any(len(chain.operators) == 3 for chain in flow.plan(1).chains)
+    return flow, good, bad
+
+
+@pytest.mark.parametrize("epochs", [False, True])
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
+def test_records_that_cannot_travel_to_the_program_fail_in_the_sink(
+    on_error: OnError, epochs: bool, fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    flow, good, bad = collecting(fresh_name(), on_error)
+    job = ps.run(flow, local=True, workers=1, epoch_interval_s=1.0 if epochs else None, checkpoints=tmp_path)
+    status = job.wait(60, progress=False)
+    assert good.records() == [1, 2, 4, 5, 7, 8]
+    if on_error == "dead_letter":
+        assert [letter.operator for letter in bad.records()] == ["collected"] * 4
+        for letter in bad.records():
+            assert "cannot be pickled" in letter.error
+            assert re.match("<unlocked _thread.lock object at", letter.record)
+    assert status["operators"]["collected"]["skipped"] == 4
+
+
+def test_a_record_that_cannot_travel_to_the_program_names_the_sink(
+    fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    flow, _, _ = collecting(fresh_name(), "fail")
+    with pytest.raises(ps.JobFailed, match="operator 'collected' failed: CodecError: a record of type lock") as caught:
+        ps.run(flow, local=True, workers=1, checkpoints=tmp_path).wait(60, progress=False)
+    assert caught.value.operator == "collected"
+    told = str(caught.value)
+    assert re.search(r"record: <unlocked _thread\.lock object at \w+>\n", told), "the record, and not the whole batch"
+    assert "on_error='skip'" in told

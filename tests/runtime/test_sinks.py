@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from penstock.runtime import sinks, sources
 from penstock.runtime.errors import FlowError, PenstockError, RecordError
-from penstock.runtime.records.userfunc import ErrorHandler
+from penstock.runtime.records.codec import decode, encode
+from penstock.runtime.records.userfunc import DeadLetter, ErrorHandler
 from penstock.runtime.sinks.base import Sink, SinkContext
 from penstock.runtime.sources.base import SourceContext
 
@@ -272,6 +273,32 @@ def test_collect_has_a_limit() -> None:
         sink.records()
     with pytest.raises(FlowError, match="limit must be a whole number of records"):
         sinks.Collect(limit=-1)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("policy", ["skip", "dead_letter"])
+def test_collect_applies_the_policy_to_records_that_cannot_travel(policy: str, limit: int | None) -> None:
+    sent: list[Any] = []
+    where = context(policy, report=lambda _, records: sent.append(decode(*encode(records))))
+    lock = threading.Lock()
+    letter = DeadLetter("parse", lock, "ValueError: no", None)
+    put(sinks.Collect(limit), [lock], [1, lock, letter], [2, lock], where=where)
+    assert sent == [[1, letter.shortened()], [2]]
+    assert where.errors.skipped == 3
+    if policy == "dead_letter":
+        assert [dead.record for dead in where.errors.dead_letters or ()] == [lock] * 3
+    with pytest.raises(PenstockError, match="more than limit=2 records"):
+        put(sinks.Collect(2), [1, lock, 2, lock], [3], where=where)
+
+
+def test_collect_names_the_operator_and_the_record_that_cannot_travel() -> None:
+    where = context(report=lambda _, records: encode(records))
+    with pytest.raises(
+        RecordError, match="operator 'out' failed: CodecError: a record of type lock cannot be"
+    ) as caught:
+        put(sinks.Collect(), ["good", threading.Lock()], where=where)
+    assert "TypeError: cannot pickle '_thread.lock' object" in str(caught.value)
+    assert "record: <unlocked _thread.lock" in str(caught.value)
 
 
 def test_console() -> None:

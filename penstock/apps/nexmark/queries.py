@@ -489,7 +489,7 @@ def q19(events: Stream) -> Stream:
     return best.flat_map(_ranked, name="q19")
 
 
-def _ranked(window: tuple[Any, int, int, list[Event]]) -> list[Row]:
+def _ranked(window: tuple[Any, None, None, list[Event]]) -> list[Row]:
     return [(*_bid_row(bid), rank) for rank, bid in enumerate(window[3], 1)]
 
 

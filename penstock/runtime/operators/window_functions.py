@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from itertools import count, repeat
-from operator import itemgetter, length_hint
+from operator import itemgetter, length_hint, ne
 from typing import Any, ClassVar, Literal
 
-from penstock.runtime.errors import FlowError
+from penstock.runtime.errors import FlowError, shorten
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import StageContext
 from penstock.runtime.operators.side_outputs import send
@@ -458,7 +458,9 @@ _UNCHANGING = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class Top(Aggregate):
-    """The `n` records with the greatest, or least, values. Of equal values the records that came first are kept."""
+    """The `n` records with the greatest, or least, values. Of equal values the records that came first are kept. A
+    record whose value is NaN, or a tuple with a NaN in it, fails: a NaN is neither above nor below another value, so
+    which records were kept would depend on the order in which they come."""
 
     name = "top"
     identity_result = False
@@ -480,6 +482,8 @@ class Top(Aggregate):
         by = self._by
         for key, record in zip(keys, values, strict=True):
             value = record if by is None else by(record)
+            if value != value or (isinstance(value, tuple) and any(map(ne, value, value))):  # noqa: PLR0124
+                raise ValueError(f"top: the value {shorten(value)} cannot be ordered, because it is or has a NaN")
             kept = state.get(key)
             if kept is None:
                 _ = (value > value) if self._largest else (value < value)  # noqa: PLR0124  a value that has no order fails

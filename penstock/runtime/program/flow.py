@@ -14,16 +14,19 @@ are raised here, at the line that made them, before anything runs.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import attrgetter, itemgetter
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, TypeVar, get_args, overload
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.event_time.windows import Sliding, Window
+from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session, Sliding, Window
 from penstock.runtime.exchange import grouping
 from penstock.runtime.expressions import Aggregation, Expr, named
 from penstock.runtime.expressions.tree import Column
@@ -85,9 +88,12 @@ if TYPE_CHECKING:  # in a type that says nothing of its records they are Any
 
     T_co = WithDefault("T_co", covariant=True, default=Any)
     K_co = WithDefault("K_co", covariant=True, default=Any)
+    # The start and the end of a window: numbers of ms or of records. Only the global window has None.
+    Bound_co = WithDefault("Bound_co", covariant=True, default=int)
 else:
     T_co = TypeVar("T_co", covariant=True)
     K_co = TypeVar("K_co", covariant=True)
+    Bound_co = TypeVar("Bound_co", covariant=True)
 U = TypeVar("U")
 V = TypeVar("V")
 Key = TypeVar("Key")
@@ -126,6 +132,15 @@ class JoinOptions(Options, total=False):
 
     time: Selector | None
     other_time: Selector | None
+
+
+class WindowOptions(TypedDict, total=False):
+    """What `window` takes besides: how the time of a record is taken, and when the results of a window leave."""
+
+    time: Selector | None
+    lateness_s: float | timedelta
+    early_s: float | timedelta | None
+    early_count: int | None
 
 
 # What a user writes for the groupings that an operator does not choose itself.
@@ -339,7 +354,7 @@ class Stream(Generic[T_co]):
 
         `fn` may be a class with __call__, for what takes long to load: each task makes one object of it, with
         `fn_constructor_args` and `fn_constructor_kwargs`, and calls the object's open() and close() if it has them."""
-        fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map")
+        fn = _constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map")
         return self._flow._add(Map(fn, **options), (self,))
 
     @overload
@@ -372,7 +387,7 @@ class Stream(Generic[T_co]):
     ) -> Stream[U]:
         """Any number of outputs for each record: fn(record) returns an iterable, which is read lazily. `fn` may be a
         class, as in `map`."""
-        fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "flat_map")
+        fn = _constructed(fn, fn_constructor_args, fn_constructor_kwargs, "flat_map")
         return self._flow._add(FlatMap(fn, **options), (self,))
 
     def filter(self, fn: Callable[[T_co], Any] | Expr, **options: Unpack[Options]) -> Stream[T_co]:
@@ -501,7 +516,7 @@ class Stream(Generic[T_co]):
         waited for `linger_s` seconds. The barrier of an epoch, a watermark and the end of the input end the wait. When
         fn raises an error, all records of that call fail together: one dead letter has the list of them, and `skipped`
         counts each of them."""
-        fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map_batches", "batch")
+        fn = _constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map_batches", "batch")
         return self._flow._add(MapBatches(fn, batch_size, batch_format, min_batch, linger_s, **options), (self,))
 
     @overload
@@ -808,6 +823,40 @@ class KeyedStream(Generic[K_co, T_co]):
         options = {"name": name, "parallelism": parallelism, "on_error": on_error}
         return self._aggregate(_agg(self._stream, results, emit=emit, **options), emit, options)
 
+    @overload
+    def window(
+        self,
+        window: Sliding | Session | CountWindow,
+        *,
+        updates: Literal["replace"] = "replace",
+        **options: Unpack[WindowOptions],
+    ) -> WindowedStream[K_co, T_co, int]: ...
+
+    @overload
+    def window(
+        self, window: GlobalWindow, *, updates: Literal["replace"] = "replace", **options: Unpack[WindowOptions]
+    ) -> WindowedStream[K_co, T_co, None]: ...
+
+    @overload
+    def window(
+        self, window: Window, *, updates: Literal["replace"] = "replace", **options: Unpack[WindowOptions]
+    ) -> WindowedStream[K_co, T_co, Any]: ...
+
+    @overload
+    def window(
+        self, window: Sliding | Session | CountWindow, *, updates: Literal["retract"], **options: Unpack[WindowOptions]
+    ) -> SignedWindows[K_co, T_co, int]: ...
+
+    @overload
+    def window(
+        self, window: GlobalWindow, *, updates: Literal["retract"], **options: Unpack[WindowOptions]
+    ) -> SignedWindows[K_co, T_co, None]: ...
+
+    @overload
+    def window(
+        self, window: Window, *, updates: Literal["retract"], **options: Unpack[WindowOptions]
+    ) -> SignedWindows[K_co, T_co, Any]: ...
+
     def window(
         self,
         window: Window,
@@ -817,7 +866,7 @@ class KeyedStream(Generic[K_co, T_co]):
         early_s: float | timedelta | None = None,
         early_count: int | None = None,
         updates: Updates = "replace",
-    ) -> WindowedStream[K_co, T_co]:
+    ) -> WindowedStream[K_co, T_co, Any] | SignedWindows[K_co, T_co, Any]:
         """The records by key and by window: Tumbling, Sliding, Session, CountWindow or GlobalWindow.
 
         `time` takes a record's time; None: as in the watermark operator upstream. A window accepts late records until
@@ -825,7 +874,7 @@ class KeyedStream(Generic[K_co, T_co]):
         records, and `early_s` seconds after the first record that no result shows. `updates="retract"` gives each
         result a sign: before a result that has changed comes what was said before, with the sign -1."""
         taken = self._time(window, time, "window")
-        options = _WindowOptions(lateness_s, early_s, early_count, updates)
+        options = _Leaving(lateness_s, early_s, early_count, updates)
         return WindowedStream(self._stream, window, taken, options)
 
     def _time(self, window: Window | None, time: Selector | None, method: str) -> Callable[[Any], Any] | None:
@@ -1142,7 +1191,7 @@ class KeyedStream(Generic[K_co, T_co]):
 
 
 @dataclass(frozen=True)
-class _WindowOptions:
+class _Leaving:
     """How the results of windows leave."""
 
     lateness: float | timedelta
@@ -1162,14 +1211,15 @@ def _check_how(how: object, hows: Any, method: str) -> None:
 
 
 @checks_options
-class WindowedStream(Generic[K_co, T_co]):
-    """Records by key and window; each aggregate emits (key, start, end, result), start and end in milliseconds since
-    1970. `emit`: "final" (when the watermark has reached the window's end, and again for late records) or "latest"
-    (after each batch, the results that the batch has changed). The side output "late" has the records that came too
-    late."""
+class WindowedStream(Generic[K_co, T_co, Bound_co]):
+    """Records by key and window; each aggregate emits (key, start, end, result), and with `updates="retract"` a sign
+    behind these. Start and end are in milliseconds since 1970; of a CountWindow they are numbers of records, and of the
+    GlobalWindow None. `emit`: "final" (when the watermark has reached the window's end, and again for late records) or
+    "latest" (after each batch, the results that the batch has changed). The side output "late" has the records that
+    came too late."""
 
     def __init__(
-        self, stream: Stream[T_co], window: Window, time: Callable[[Any], Any] | None, options: _WindowOptions
+        self, stream: Stream[T_co], window: Window, time: Callable[[Any], Any] | None, options: _Leaving
     ) -> None:
         self._stream = stream
         self._window = window
@@ -1180,6 +1230,7 @@ class WindowedStream(Generic[K_co, T_co]):
         return f"<WindowedStream of flow {self._stream._flow.name!r}: {self._stream._places()}, in {self._window!r}>"
 
     if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)  # of two or three types, as for a type checker
 
         def __getattr__(self, name: str) -> Any:
             own = f"windows go to one of {_listed(_methods(WindowedStream))}"
@@ -1187,31 +1238,33 @@ class WindowedStream(Generic[K_co, T_co]):
             others.update(dict.fromkeys(_methods(Stream), f"{own}, and the stream of results has .{name}(...)"))
             raise no_method(self, name, others)
 
-    def count(self, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, int]]:
+    def count(
+        self, *, emit: WindowEmit = "final", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, Bound_co, Bound_co, int]]:
         """The number of records."""
         return self._aggregate(aggregates.Count(), emit, options)
 
     def sum(
         self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]
-    ) -> Stream[tuple[K_co, int, int, Any]]:
+    ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any]]:
         """The sum of the values; `value` takes the value from a record, None: the record itself."""
         return self._aggregate(aggregates.Sum(self._value(value, "sum")), emit, options)
 
     def min(
         self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]
-    ) -> Stream[tuple[K_co, int, int, Any]]:
+    ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any]]:
         """The least value."""
         return self._aggregate(aggregates.Min(self._value(value, "min")), emit, options)
 
     def max(
         self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]
-    ) -> Stream[tuple[K_co, int, int, Any]]:
+    ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any]]:
         """The greatest value."""
         return self._aggregate(aggregates.Max(self._value(value, "max")), emit, options)
 
     def mean(
         self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]
-    ) -> Stream[tuple[K_co, int, int, Any]]:
+    ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any]]:
         """The mean of the values."""
         return self._aggregate(aggregates.Mean(self._value(value, "mean")), emit, options)
 
@@ -1223,19 +1276,21 @@ class WindowedStream(Generic[K_co, T_co]):
         parallelism: int | None = None,
         on_error: OnError = "fail",
         **results: Aggregation,
-    ) -> Stream[tuple[K_co, int, int, Row]]:
+    ) -> Stream[tuple[K_co, Bound_co, Bound_co, Row]]:
         """{name: result, ...}, as `KeyedStream.agg` has them."""
         options = {"name": name, "parallelism": parallelism, "on_error": on_error}
         return self._aggregate(_agg(self._stream, results, emit=emit, **options), emit, options)
 
-    def reduce(self, fn: Callable[[Any, T_co], Any], **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, Any]]:
+    def reduce(
+        self, fn: Callable[[Any, T_co], Any], **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any]]:
         """The first record, and then fn(state, record). Of sessions that become one, fn(state, state)."""
         check_function(fn, "reduce", ("state", "record"))
         return self._computed(Aggregating(Reducer(fn)), options)
 
     def aggregate(
         self, aggregator: AggregateFunction, **options: Unpack[Options]
-    ) -> Stream[tuple[K_co, int, int, Any]]:
+    ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any]]:
         """The result of an aggregate of your own, a `penstock.AggregateFunction`."""
         what = OwnAggregate(aggregator, "aggregate()")
         check_picklable(aggregator, "aggregate()")
@@ -1243,19 +1298,20 @@ class WindowedStream(Generic[K_co, T_co]):
 
     def top(
         self, n: int, by: Selector | None = None, *, largest: bool = True, **options: Unpack[Options]
-    ) -> Stream[tuple[K_co, int, int, list[T_co]]]:
+    ) -> Stream[tuple[K_co, Bound_co, Bound_co, list[T_co]]]:
         """A list of the `n` records with the greatest values (`largest=False`: the least), the best first. `by` takes
-        the value from a record, None: the record itself. Of equal values the records that came first are kept."""
+        the value from a record, None: the record itself. Of equal values the records that came first are kept. A NaN
+        has no order, so a record with such a value fails."""
         what = Top(whole(n, "top(n)"), self._value(by, "top"), flag(largest, "top(largest)"))
         return self._aggregate(what, "final", options)
 
-    def collect(self, **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, list[T_co]]]:
+    def collect(self, **options: Unpack[Options]) -> Stream[tuple[K_co, Bound_co, Bound_co, list[T_co]]]:
         """A list of the records, by their times. All records of open windows are kept: an aggregate needs less."""
         return self._computed(Collected(), options)
 
     def process(
         self,
-        fn: Callable[[WindowContext, K_co, tuple[int, int], list[T_co]], Iterable[U] | None],
+        fn: Callable[[WindowContext, K_co, tuple[Bound_co, Bound_co], list[T_co]], Iterable[U] | None],
         *,
         outputs: tuple[str, ...] = (),
         **options: Unpack[Options],
@@ -1297,6 +1353,72 @@ class WindowedStream(Generic[K_co, T_co]):
             **options,
         )
         return self._stream._flow._add(operator, (self._stream,))
+
+
+if TYPE_CHECKING:
+
+    class SignedWindows(Generic[K_co, T_co, Bound_co]):
+        """What a type checker sees of a WindowedStream with `updates="retract"`: each result has a sign, and what has
+        no sign, rows and results of `emit="latest"`, is missing."""
+
+        def count(self, **options: Unpack[Options]) -> Stream[tuple[K_co, Bound_co, Bound_co, int, int]]: ...
+
+        def sum(
+            self, value: Selector | None = None, **options: Unpack[Options]
+        ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any, int]]: ...
+
+        def min(
+            self, value: Selector | None = None, **options: Unpack[Options]
+        ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any, int]]: ...
+
+        def max(
+            self, value: Selector | None = None, **options: Unpack[Options]
+        ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any, int]]: ...
+
+        def mean(
+            self, value: Selector | None = None, **options: Unpack[Options]
+        ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any, int]]: ...
+
+        def agg(
+            self,
+            *,
+            name: str | None = None,
+            parallelism: int | None = None,
+            on_error: OnError = "fail",
+            **results: Aggregation,
+        ) -> Stream[tuple[K_co, Bound_co, Bound_co, Row, int]]: ...
+
+        def reduce(
+            self, fn: Callable[[Any, T_co], Any], **options: Unpack[Options]
+        ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any, int]]: ...
+
+        def aggregate(
+            self, aggregator: AggregateFunction, **options: Unpack[Options]
+        ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any, int]]: ...
+
+        def top(
+            self, n: int, by: Selector | None = None, *, largest: bool = True, **options: Unpack[Options]
+        ) -> Stream[tuple[K_co, Bound_co, Bound_co, list[T_co], int]]: ...
+
+        def collect(self, **options: Unpack[Options]) -> Stream[tuple[K_co, Bound_co, Bound_co, list[T_co], int]]: ...
+
+
+def _constructed(
+    fn: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None, method: str, takes: str = "record"
+) -> Any:
+    """Returns what `constructed` returns. Raises FlowError for the name of an argument that the class does not take,
+    and says which ones it takes."""
+    if kwargs and isinstance(fn, type):
+        with suppress(ValueError):  # classes written in C may not say what they take
+            parameters = inspect.signature(fn).parameters.values()
+            named = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+            unknown = next((str(name) for name in kwargs if name not in named), None)
+            if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+                raise FlowError(
+                    f"{method}: fn_constructor_kwargs: {fn.__qualname__} has no parameter {unknown!r}"
+                    f"{nearest(unknown, named) or ';'} it takes: {_listed(named) or 'nothing'}"
+                )
+    return constructed(fn, args, kwargs, method, takes)
 
 
 def _agg(stream: Stream[Any], results: dict[str, Aggregation], **options: object) -> Agg:

@@ -5,11 +5,14 @@ It must never hold more than its limit allows, and never give records of a job t
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable
 from typing import Any
 
-from penstock.runtime.errors import FlowError, PenstockError
+from penstock.runtime.errors import CodecError, FlowError, PenstockError
+from penstock.runtime.records.codec import encode
+from penstock.runtime.records.userfunc import DeadLetter, describe
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.units import is_whole
 
@@ -28,7 +31,8 @@ class Collect(Sink):
     one task of the sink keep their order; the records of several tasks are mixed.
 
     Errors: FlowError is raised for a limit that is negative or no whole number, and by records() when this program has
-    not run a job with this sink. PenstockError is raised when there are more records than the limit.
+    not run a job with this sink. PenstockError is raised when there are more records than the limit. A record that
+    cannot be pickled, and so cannot travel to the program, is a failed record.
     """
 
     guarantee = "exactly once"
@@ -71,19 +75,51 @@ class Collect(Sink):
 class _CollectWriter(SinkWriter):
     def __init__(self, channel: str, limit: int | None, context: SinkContext) -> None:
         self._channel = channel
-        self._limit = limit
+        self._limit: float = math.inf if limit is None else limit
         self._context = context
         self._count = 0
 
     def write(self, records: list[Any]) -> None:
-        self._count += len(records)
-        if self._limit is not None and self._count > self._limit:
-            raise _too_many(self._limit)
+        if self._count + len(records) > self._limit:
+            records = self._able_to_travel(records)  # the others do not count
+            if self._count + len(records) > self._limit:
+                raise _too_many(self._limit)
+        try:
+            self._report(records)
+        except CodecError:
+            self._report(self._able_to_travel(records))
+
+    def _report(self, records: list[Any]) -> None:
         if records:
             self._context.report(self._channel, list(records))
+            self._count += len(records)
+
+    def _able_to_travel(self, records: list[Any]) -> list[Any]:
+        """Returns the records that can be pickled. The others have failed, but of a dead letter whose record cannot be
+        pickled a description travels."""
+        able = []
+        for record in records:
+            try:
+                encode([record])
+            except CodecError as error:
+                if isinstance(record, DeadLetter):
+                    able.append(record.shortened())
+                else:
+                    self._context.errors.handle(record, _cannot_travel(record, error.__cause__ or error))
+            else:
+                able.append(record)
+        return able
 
 
-def _too_many(limit: int) -> PenstockError:
+def _cannot_travel(record: Any, error: BaseException) -> CodecError:
+    return CodecError(
+        f"a record of type {type(record).__qualname__} cannot be pickled, so it cannot travel to the program, which "
+        f"collects it: {describe(error)}. Emit plain data in its stead (numbers, text, tuples, dicts, dataclasses), or "
+        "give its class a __reduce__ method"
+    )
+
+
+def _too_many(limit: float) -> PenstockError:
     return PenstockError(
         f"Collect: more than limit={limit:,} records came. Raise the limit, keep fewer records, "
         "or write them to files with sinks.Files."
