@@ -267,11 +267,13 @@ class Job:
         tasks: list[dict[str, Any]] = self.status()["tasks"]
         return tasks
 
-    def savepoint(self, url: str | os.PathLike[str]) -> str:
+    def savepoint(self, url: str | os.PathLike[str], timeout_s: float | timedelta | None = None) -> str:
         """Save the state of all tasks in a directory or at a URL, and wait until it is written. The job continues.
 
         The savepoint stays there whatever happens to the job. `penstock.run(flow, savepoint=...)` starts a job from
-        it."""
+        it. After `timeout_s` seconds (or a timedelta) the savepoint is given up: raises TimeoutError, which says what
+        the savepoint has waited for, such as a task that hangs or a store that does not answer. The job goes on."""
+        limit_s = None if timeout_s is None else seconds(timeout_s, "savepoint: timeout_s")
         if not isinstance(url, str | os.PathLike):
             raise FlowError(f"savepoint: {shorten(url)} is no place; give a directory or a URL")
         place = os.fspath(url)
@@ -281,7 +283,7 @@ class Job:
             raise StoreError(f"savepoint {error}") from None
         if path is not None:
             place = os.path.abspath(os.path.expanduser(path))  # the job's processes may be in another directory
-        self._ask("savepoint", place)
+        self._ask("savepoint", place, limit_s, limit_s=limit_s)
         return place
 
     def records(self, operator: str) -> list[Any]:
@@ -320,11 +322,11 @@ class Job:
         found: list[dict[str, Any]] = self._ask("traffic")
         return found
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
         if self._over.is_set():
             assert self._end is not None, "it is set before the job is over"
             raise JobError(f"{self._end.words(self.name)}; {method} needs a running job")
-        return self._link.ask(method, *arguments)
+        return self._link.ask(method, *arguments, limit_s=limit_s)
 
     def _tell(self, method: str) -> None:
         if self._over.is_set():

@@ -42,8 +42,10 @@ class JobLink(Protocol):
         """Returns the job's status after its end."""
         ...
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Sends a driver's request to the host, and waits until it is fulfilled. Raises what the host raises."""
+    def ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+        """Sends a driver's request to the host, and waits until it is fulfilled. Raises what the host raises. Where the
+        host gives the request up after `limit_s` seconds, a host that does not answer is not waited for either: raises
+        TimeoutError."""
         ...
 
     def tell(self, method: str) -> bool:

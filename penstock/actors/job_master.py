@@ -114,8 +114,8 @@ class JobMaster:
     def console(self, seen: int, timeout: float) -> tuple[int, list[str]]:
         return self._runner.console(seen, timeout)
 
-    def savepoint(self, url: str) -> None:
-        self._runner.savepoint(url)
+    def savepoint(self, url: str, timeout_s: float | None = None) -> None:
+        self._runner.savepoint(url, timeout_s)
 
     def rescale(self, operator: str, parallelism: int) -> None:
         self._runner.rescale(operator, parallelism)

@@ -190,6 +190,8 @@ def trouble(status: dict[str, Any]) -> str:
         parts.append(f"restarted {times(known['restarts'])}")
     if known.get("last_failure"):
         parts.append(f"epochs: {known['last_failure']}")
+    if status.get("waits_for"):
+        parts.append(f"waits for {status['waits_for']}")
     return "; ".join(parts)
 
 

@@ -32,6 +32,9 @@ _RELEASE_S = 10.0
 _PATIENCE_S = 5.0
 _SILENT_PATIENCE_S = 0.2
 
+# How long a JobMaster may take to say that it has given up a request, after the request's time limit.
+_ANSWER_S = 15.0
+
 # How long the JobMaster waits for new lines to print, and how long the driver waits for the last ones.
 _CONSOLE_S = 10.0
 _LAST_LINES_S = 60.0
@@ -94,10 +97,17 @@ class RayLink:
         status: dict[str, Any] = self._get(self.handle.status.remote())
         return status
 
-    def ask(self, method: str, *arguments: Any) -> Any:
+    def ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
         """See JobLink."""
+        patience_s = None if limit_s is None else limit_s + _ANSWER_S
         try:
-            return cluster.get(getattr(self.handle, method).options(max_task_retries=0).remote(*arguments))
+            called = getattr(self.handle, method).options(max_task_retries=0).remote(*arguments)
+            return cluster.get(called, timeout=patience_s)
+        except GetTimeoutError:
+            raise TimeoutError(
+                f"job {self._name!r}: its JobMaster has not answered {method} within {limit_s:g} s, nor "
+                f"{_ANSWER_S:g} s later; it gives the request up when it runs again, and the job goes on then"
+            ) from None
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:

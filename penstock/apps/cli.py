@@ -142,7 +142,8 @@ def _main(argv: Sequence[str] | None) -> int:
         code: int = options.run(options)
     except FlowError as error:
         return _fail(error, MISUSED, options)
-    except (PenstockError, ConnectionError) as error:  # ConnectionError: no Ray cluster at --address
+    # ConnectionError: no Ray cluster at --address; TimeoutError: of --timeout
+    except (PenstockError, ConnectionError, TimeoutError) as error:
         return _fail(error, FAILED, options)
     finally:
         cluster.removeHandler(told)
@@ -411,7 +412,7 @@ def _cancel(options: argparse.Namespace) -> int:
 
 def _savepoint(options: argparse.Namespace) -> int:
     job = _attach(options)
-    job.savepoint(options.url)
+    job.savepoint(options.url, options.timeout)
     _say(
         f"saved job {job.name!r} in {filesystems.named(options.url)}; "
         f"next: penstock run APP --savepoint {_to_type(options.url)}"
@@ -628,6 +629,9 @@ def _parser(known: Mapping[str, App]) -> argparse.ArgumentParser:
 
     savepoint = add("savepoint", _savepoint, "save a running job's state in a place that you name", _ABOUT_SAVEPOINT)
     savepoint.add_argument("url", metavar="URL", type=_place, help="a directory or a URL such as s3://bucket/prefix")
+    savepoint.add_argument(
+        "--timeout", metavar="S", type=seconds, help="give the savepoint up after this many seconds (never)"
+    )
     _add_cluster_option(savepoint)
 
     rescale = add("rescale", _rescale, "give an operator of a running job more or fewer tasks", _ABOUT_RESCALE)

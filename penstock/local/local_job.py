@@ -103,8 +103,8 @@ class LocalJob:
         """See JobLink."""
         return self._runner.status()
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """See JobLink."""
+    def ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+        """See JobLink. The host is in this process, and keeps the limit itself."""
         self._check_process()
         if method == "traffic":
             raise JobError(

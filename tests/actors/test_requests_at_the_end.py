@@ -1,16 +1,19 @@
-"""What a driver is told whose request is under way when the JobMaster goes: that the job has ended, if it has."""
+"""What a driver is told whose request is under way when the JobMaster goes, that the job has ended, if it has; and when
+the time of the request is over."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
 from penstock.actors import ray_link
 from penstock.actors.job import Job
 from penstock.actors.ray_link import RayLink
+from penstock.apps import cli
 from penstock.runtime.errors import JobError
 from penstock.runtime.host.commands import JobEnd
 
@@ -47,6 +50,16 @@ class Gone:
         return ([], references) if self.outcome is None else (references, [])
 
 
+def job_of(actor: Gone, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """The handle of a job that has this actor for its JobMaster."""
+    monkeypatch.setattr(ray_link.ray, "get", actor.get)
+    monkeypatch.setattr(ray_link.ray, "wait", actor.wait)
+    link = RayLink.__new__(RayLink)
+    link.handle, link._outcome, link._name = actor, OUTCOME, "ending"
+    monkeypatch.setattr(Job, "_finish", lambda self: None)  # the program has not noticed the end yet
+    return Job("ending", link, {})
+
+
 @pytest.mark.parametrize(
     ("outcome", "message"),
     [
@@ -63,7 +76,7 @@ class Gone:
     [
         (lambda job: job.rescale("count", 2), "rescale", ("count", 2)),
         (lambda job: job.migrate({"count[0]": 1}), "migrate", ({"count[0]": 1},)),
-        (lambda job: job.savepoint("s3://bucket/x"), "savepoint", ("s3://bucket/x",)),
+        (lambda job: job.savepoint("s3://bucket/x"), "savepoint", ("s3://bucket/x", None)),
         (lambda job: job.traffic(), "traffic", ()),
     ],
     ids=["rescale", "migrate", "savepoint", "traffic"],
@@ -77,12 +90,50 @@ def test_a_request_that_the_end_of_the_job_has_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = Gone(outcome)
-    monkeypatch.setattr(ray_link.ray, "get", gone.get)
-    monkeypatch.setattr(ray_link.ray, "wait", gone.wait)
-    link = RayLink.__new__(RayLink)
-    link.handle, link._outcome, link._name = gone, OUTCOME, "ending"
-    monkeypatch.setattr(Job, "_finish", lambda self: None)  # the program has not noticed the end yet
-    job = Job("ending", link, {})
+    job = job_of(gone, monkeypatch)
     with pytest.raises(JobError, match=message.format(method)):
         request_(job)
     assert gone.asked == [(method, *arguments)]
+
+
+class Late(Gone):
+    """A JobMaster that gives a request up in time, or does not answer at all."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(None)
+        self.error = error
+        self.limit_s: float | None = None
+
+    def get(self, reference: object, timeout: float | None = None) -> Any:
+        """As ray.get."""
+        assert reference is REQUEST
+        self.limit_s = timeout
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RayTaskError("savepoint", "", TimeoutError("it waits for a task")), "^it waits for a task$"),
+        (GetTimeoutError(), "^job 'ending': its JobMaster has not answered savepoint within 3 s, nor 15 s later; "),
+    ],
+    ids=["given up", "silent"],
+)
+def test_a_savepoint_with_a_time_limit(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Late(error)
+    job = job_of(late, monkeypatch)
+    with pytest.raises(TimeoutError, match=message):
+        job.savepoint("s3://bucket/x", timeout_s=timedelta(seconds=3))
+    assert late.asked == [("savepoint", "s3://bucket/x", 3.0)]
+    assert late.limit_s == 18
+
+
+def test_the_time_limit_of_a_savepoint_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = Late(RayTaskError("savepoint", "", TimeoutError("it waits for a task")))
+    job = job_of(late, monkeypatch)
+    monkeypatch.setattr(cli, "_attach", lambda options: job)
+    assert cli.main(["savepoint", "ending", "s3://bucket/x", "--timeout", "3"]) == 1
+    assert late.asked == [("savepoint", "s3://bucket/x", 3.0)]
+    assert "it waits for a task" in capsys.readouterr().err

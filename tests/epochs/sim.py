@@ -902,7 +902,9 @@ class EpochCluster:
             self.counts["migrations"] += 1
             self.checks.to_move(moving[1])
         if isinstance(command, protocol.FallBack):
-            manifest = self.store.manifests[command.epoch]
+            manifest = self.keeper.last  # whose snapshots may have been compacted since it was written
+            assert manifest is not None
+            assert manifest.epoch == command.epoch
             assert not self.store.whole(manifest), f"epoch {command.epoch} is not damaged: {command.reason}"
             blobs = {blob.name for blob in manifest.blobs()}
             assert blobs & self.store.ruined, f"epoch {command.epoch} need not be lost: {command.reason}"

@@ -145,6 +145,7 @@ def test_an_epoch_is_complete_when_its_manifest_is_written() -> None:
     assert job.ack(A, B, C, X, epoch=1, whole=True) == []
     assert job.c.late(1) == "waits for y[0]"
     (save,) = job.ack(Y, epoch=1, whole=True)
+    assert job.c.late(1) == "waits for its manifest to be written"
     assert isinstance(save, Save)
     assert [entry.number for entry in save.manifest.tasks] == [0, 1, 2, 3, 4]
     assert (save.manifest.epoch, save.manifest.final, save.manifest.extra) == (1, False, {"generation": 1})

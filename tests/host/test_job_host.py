@@ -17,6 +17,7 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import JobError, PenstockError
 from penstock.runtime.host.commands import (
     Call,
+    CopySavepoint,
     EndJob,
     HostCommand,
     JobEnd,
@@ -362,6 +363,22 @@ def test_requests_are_refused_with_what_is_wrong_and_end_with_the_job() -> None:
     assert isinstance(reply, Reply)
     assert isinstance(reply.error, JobError)
     assert "run it with epochs (epoch_interval_s=1," in str(reply.error)
+
+
+def test_a_savepoint_is_given_up_with_what_it_waits_for() -> None:
+    job = running()
+    job.take(job.host.savepoint(1, "place", job.now))
+    assert job.host.give_up_savepoint(1) == "epoch 1, which waits for read[0], last[0]"
+    assert job.host.give_up_savepoint(1) is None
+    job.take(job.host.savepoint(2, "place", job.now))
+    job.acknowledge(1)
+    assert job.host.give_up_savepoint(2) == "epoch 2, which waits for read[0], last[0]"
+    job.saved()
+    job.silent.add("start")
+    job.dies(1)
+    job.take(job.host.savepoint(3, "place", job.now))
+    assert job.host.give_up_savepoint(3) == "the tasks to run, and the job is RECOVERING"
+    assert not any(isinstance(command, CopySavepoint | Reply) for command in job.others)
 
 
 def test_a_stop_is_told_once_also_when_it_is_asked_for_twice() -> None:

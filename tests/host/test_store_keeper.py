@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,8 +20,11 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
 from penstock.runtime.host import store_keeper as keeper_module
 from penstock.runtime.host.collected import Collected, EncodedSinkRecords
-from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
+from penstock.runtime.host.store_keeper import SAVEPOINT, NotSaved, StoreKeeper
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.codec import decode, encode
+from penstock.runtime.sinks.call import Null
+from penstock.runtime.sources.memory import Memory
 from tests.epochs.dict_files import DictFiles
 
 
@@ -45,6 +49,26 @@ def test_an_epoch_that_was_refused_is_not_chosen_again(keeper: StoreKeeper) -> N
     found = keeper.older(2, "no readable header")
     assert found is not None
     assert found.epoch == 1
+
+
+def test_the_refused_epoch_itself_is_chosen_when_its_snapshots_were_compacted_meanwhile(tmp_path: Path) -> None:
+    """What the manifest refers to is still there, and only the compacted snapshot cannot be read."""
+    store = Store.open(str(tmp_path), "job")
+    series = [store.put(f"snapshots/{epoch:08d}-0", [bytes([epoch])]) for epoch in (1, 2)]
+    whose = {"number": 0, "name": "count[0]", "index": 0, "parallelism": 1, "operators": ["count"]}
+    task = TaskEntry(**whose, finished=False, groups=None, blobs=list(series))  # type: ignore[arg-type]
+    written = replace(manifest(2), tasks=[task])
+    store.write_manifest(manifest(1))
+    store.write_manifest(written)
+    keeper = StoreKeeper(store, Collected(epochs=True), said=lambda reason: None)
+    keeper.continue_from(written)
+    written.tasks[0].blobs[:] = [store.put("snapshots/00001002-0-to-2", [b"both"])]
+    found = keeper.older(2, "no readable header")
+    assert found is not None
+    assert (found.epoch, found.tasks[0].blobs) == (2, series)
+    found = keeper.older(2, "no readable header")
+    assert found is not None
+    assert found.epoch == 1, "nobody can read these either"
 
 
 def test_without_one_before_it_the_reason_is_told(keeper: StoreKeeper) -> None:
@@ -467,3 +491,20 @@ def test_what_was_replaced_and_deleted_before_its_compaction_is_not_lost(
     keeper.look()
     assert watched.told == []
     assert keeper.damage is None
+
+
+def test_a_savepoint_that_nobody_waits_for_any_more_is_not_completed(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = Flow("job")
+    flow.read(Memory([1])).write(Null())
+    monkeypatch.setattr(keeper_module, "compact_snapshots", lambda *_: Blob("snapshots/00000001-0", 1, 0, b"1"))
+    assert watched.keeper.save(watched.manifest(1))
+    place = tmp_path / "saved"
+    for wanted in range(3):
+        answers = iter([True] * wanted + [False])
+        watched.keeper.savepoint(flow.plan(1), str(place), partial(next, answers))
+        assert next(answers, None) is None, "it has asked after each step"
+    assert Store.open(place, SAVEPOINT).epochs() == []
+    watched.keeper.savepoint(flow.plan(1), str(place))
+    assert Store.open(place, SAVEPOINT).epochs() == [1]

@@ -2,6 +2,7 @@
 
     python -m tests.hosts.apps                            all applications of APPS on 1, 2 and 4 hosts
     python -m tests.hosts.apps --apps ysb --hosts 2 --dual off
+    python -m tests.hosts.apps --apps rides,stock --hosts 2,4 --moves 5
 
 YSB goes through Spark in micro-batches. Spark is RayDP's, with an executor on each of as many hosts. So there are
 workers that send their micro-batches to a bridge on another host, and executors that read them from there.
@@ -9,13 +10,14 @@ workers that send their micro-batches to a bridge on another host, and executors
 Each job has four workers on the given number of hosts, and its workers must have been there. With "spark-only" Spark
 must have answered so many records that workers of each host are among those that sent them. The requests of
 ride-hailing go to the tasks of all workers: over several hosts through multicast trees, whose relays must have handed
-over entries on each other host.
+over entries on each other host. With --moves, records come at a pace, and so many times a task moves to another host.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import tempfile
 import time
@@ -65,10 +67,19 @@ class Case:
     trees: Path | None = None  # the file for which the source waits, where records go to the tasks of all workers
 
 
+_MOVE_S = 6.0  # for so long records come for each task that is to move meanwhile
+_pace_s: float | None = None  # of this process
+
+
+def generated(fn: Callable[[int], Any], limit: int) -> ps.sources.Generator[Any]:
+    """The source of a case."""
+    return ps.sources.Generator(fn, rate=None if _pace_s is None else limit / _pace_s, limit=limit)
+
+
 def wordcount_case(records: int, _: Path) -> Case:
     lines = text.read_lines([str(text.packaged_path())])
     counts = ps.sinks.Collect()
-    flow = wordcount.topology(ps.sources.Generator(Cycle(lines), limit=records), counts, "apps-wordcount")
+    flow = wordcount.topology(generated(Cycle(lines), records), counts, "apps-wordcount")
     read = [lines[number % len(lines)] for number in range(records)]
     return Case(flow, lambda: dict(counts.records()), Counter(word.lower() for line in read for word in line.split()))
 
@@ -76,7 +87,7 @@ def wordcount_case(records: int, _: Path) -> Case:
 def grep_case(records: int, _: Path) -> Case:
     lines = text.read_lines([str(text.packaged_path())])
     matches, number = ps.sinks.Collect(), ps.sinks.Collect()
-    source = ps.sources.Generator(Cycle(lines), limit=records)
+    source = generated(Cycle(lines), records)
     flow = grep.topology(source, PATTERN, matches, number, "apps-grep")
     found = Counter(line for number in range(records) if PATTERN in (line := lines[number % len(lines)]))
     return Case(flow, lambda: (Counter(matches.records()), number.records()), (found, [(1, found.total())]))
@@ -85,7 +96,7 @@ def grep_case(records: int, _: Path) -> Case:
 def sol_case(records: int, _: Path) -> Case:
     messages = sol.messages(100)
     arrived = ps.sinks.Collect()
-    flow = sol.topology(ps.sources.Generator(Cycle(messages), limit=records), sink=arrived, name="apps-sol")
+    flow = sol.topology(generated(Cycle(messages), records), sink=arrived, name="apps-sol")
     right = Counter(messages[number % len(messages)] for number in range(records))
     return Case(flow, lambda: Counter(arrived.records()), right)
 
@@ -112,7 +123,7 @@ def rides_case(records: int, holds: Path) -> Case:
     # At a pace at which relays tell what they do. A hold that is not the last one lets nothing through.
     paced = ps.sources.Generator(requests, rate=asked / 5, limit=asked)
     held = Held(paced, {ready: asked // 10 // WORKERS, holds / "is never there": asked})
-    sources = ps.sources.Generator(locations, limit=located), held
+    sources = generated(locations, located), held
     found = ps.sinks.Collect()
     flow = rides.topology(*sources, found, name="apps-rides")
     asked_for = list(map(requests, range(asked)))
@@ -129,7 +140,7 @@ def rides_case(records: int, holds: Path) -> Case:
 def stock_case(records: int, _: Path) -> Case:
     orders = Orders(7, symbols=50, rate=500.0)
     trades = ps.sinks.Collect()
-    source = ps.sources.Generator(orders, limit=records)
+    source = generated(orders, records)
     flow = stock.topology(source, ps.sinks.Null(), ps.sinks.Null(), trades, lifetime_s=None, name="apps-stock")
     right = Counter(map(tuple, expected_trades(filter(is_valid, map(orders, range(records))))))
     return Case(flow, lambda: Counter(map(tuple, trades.records())), right)
@@ -152,6 +163,9 @@ def driver(settings: dict[str, Any]) -> None:
 
     from penstock.actors.cluster import NAMESPACE
 
+    global _pace_s
+    if settings["moves"]:
+        _pace_s = _MOVE_S * settings["moves"]
     ray.init(namespace=NAMESPACE, logging_level="error", log_to_driver=False)
     count, folder = settings["hosts"], Path(settings["folder"])
     case = CASES[settings["app"]](settings["records"], folder)
@@ -173,12 +187,15 @@ def driver(settings: dict[str, Any]) -> None:
         if count > 1:
             wait_until(lambda: _have_trees(job.status(), count), "all streams have trees", LIMIT_S)
         case.trees.touch()
+    moved = _move(job, settings["moves"])
     status = job.wait(LIMIT_S, progress=False)
     on = {worker["node_id"] for worker in status["workers"]}
     assert len(on) == count, f"the workers were on {len(on)} hosts"
     assert status["records_read"] == (settings["records"] if case.read is None else case.read)
     handed = sorted(relay["handed_over"] for relay in status["relays"])
-    if case.trees and count > 1:
+    if case.trees and count > 1 and moved:  # a host may have none of the receivers any more
+        assert sum(handed), "the relays have handed over nothing"
+    elif case.trees and count > 1:
         assert len(handed) == count, f"there are {len(handed)} relays"
         assert handed[0], f"the relays have handed over {handed} entries"
     found = case.answer()
@@ -196,9 +213,29 @@ def driver(settings: dict[str, Any]) -> None:
                 "in_spark": in_spark,
                 "handed": sum(handed),
                 "read": status["records_read"],
+                "moved": moved,
             }
         )
     )
+
+
+def _move(job: ps.Job, moves: int) -> int:
+    """Moves tasks to other hosts, one after the other. Returns how many have moved."""
+    rng, moved, refused = random.Random(moves), 0, ""
+    if moves:
+        wait_until(lambda: job.status()["records_read"] > 0, "records come", LIMIT_S)
+    while moved < moves and (status := job.status())["state"] not in ("FINISHED", "FAILED"):
+        node_of = {worker["index"]: worker["node_id"] for worker in status["workers"]}
+        task = rng.choice(status["tasks"])
+        others = [worker for worker, node in node_of.items() if node != node_of[task["worker"]]]
+        try:
+            job.migrate({task["name"]: rng.choice(others)})
+        except ps.JobError as error:  # the task has ended, or the job
+            refused = str(error)
+            continue
+        moved += 1
+    assert moved == moves, f"{moved} of {moves} tasks have moved before the job ended; {refused}"
+    return moved
 
 
 def _in_spark(status: dict[str, Any]) -> int:
@@ -243,18 +280,21 @@ def _let_go(job: ps.Job, source: Held, count: int) -> None:
     answered.touch()
 
 
-def run(apps: list[str], counts: list[int], records: int, dual: str) -> None:
-    """Runs the applications on these numbers of hosts."""
+def run(apps: list[str], counts: list[int], records: int, dual: str, moves: int = 0) -> None:
+    """Runs the applications on these numbers of hosts, and moves so many tasks of each to other hosts meanwhile."""
     with Hosts(max(counts)) as hosts:
         cluster = RayCluster(hosts, _CPUS)
         for app in apps:
             for count in counts:
                 with tempfile.TemporaryDirectory(prefix="penstock-apps-") as folder:
                     settings = {"app": app, "hosts": count, "records": records, "dual": dual, "folder": folder}
+                    settings["moves"] = moves if count > 1 else 0
                     program = f"from tests.hosts.apps import driver; driver({settings!r})"
                     printed = hosts[0].python(program, env=cluster.environment, directory=ROOT, limit_s=3 * LIMIT_S)
                 said = json.loads(printed.splitlines()[-1])
                 through = f", {said['in_spark']:,} of them through Spark" if said["in_spark"] else ""
+                if said["moved"]:
+                    through += f", {said['moved']} moves to another host"
                 if said["handed"]:
                     through += f", {said['handed']:,} entries through trees"
                 print(
@@ -271,10 +311,12 @@ def main() -> int:
     parser.add_argument("--hosts", default=",".join(map(str, HOSTS)))
     parser.add_argument("--records", type=int, default=40_000)
     parser.add_argument("--dual", default="spark-only", help="of YSB: spark-only, toggle:SECONDS, on or off")
+    parser.add_argument("--moves", type=int, default=0, metavar="N", help="tasks that move to another host (0)")
     options = parser.parse_args()
     if reason := spaces.why_not():
         parser.error(reason)
-    run(options.apps.split(","), [int(count) for count in options.hosts.split(",")], options.records, options.dual)
+    counts = [int(count) for count in options.hosts.split(",")]
+    run(options.apps.split(","), counts, options.records, options.dual, options.moves)
     return 0
 
 

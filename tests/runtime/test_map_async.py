@@ -25,10 +25,11 @@ from penstock.runtime.event_time.watermark import IDLE
 from penstock.runtime.event_time.windows import Tumbling
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
-from penstock.runtime.operators.asynchronous import Attempt, Caller, MapAsync
+from penstock.runtime.operators.asynchronous import Attempt, Caller, LoopCaller, MapAsync, ThreadCaller
 from penstock.runtime.operators.base import Pending, StageContext
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.records.userfunc import OwnFunction
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.sources.memory import Memory
@@ -378,6 +379,67 @@ def test_a_call_that_takes_too_long_has_failed(kind: str) -> None:
         ended.set()
 
 
+class Late:
+    """Functions that go on for the records below `late`, whatever becomes of their calls, until they are let go."""
+
+    def __init__(self, late: int) -> None:
+        self.let_go = [Event() for _ in range(late)]
+        self.begun: list[int] = []
+        self.under_way = 0
+        self.most = 0  # the number of calls that were under way at a time
+        self._lock = Lock()
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self.under_way += change
+            self.most = max(self.most, self.under_way)
+
+    def function(self, kind: str) -> Any:
+        async def go_on(n: int) -> int:
+            self.begun.append(n)
+            self._count(1)
+            while n < len(self.let_go) and not self.let_go[n].is_set():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.002)
+            self._count(-1)
+            return n
+
+        def block(n: int) -> int:
+            self.begun.append(n)
+            self._count(1)
+            if n < len(self.let_go):
+                self.let_go[n].wait()
+            self._count(-1)
+            return n
+
+        return go_on if kind == "coroutine" else block
+
+    def end(self) -> None:
+        for each in self.let_go:
+            each.set()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition."""
+    limit = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < limit, f"not within 30 s: {what}"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_that_never_end_take_no_other_places_than_their_own(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    late = Late(10)
+    try:
+        fn = late.function(kind)
+        out = run(lambda s: s.map_async(fn, concurrency=11, timeout_s=0.1, on_error="skip"), range(30))
+        assert out == list(range(10, 30))
+        assert late.most <= 11
+        assert "no call can begin" not in caplog.text
+    finally:
+        late.end()
+
+
 def test_a_function_that_never_returns_does_not_use_up_the_threads() -> None:
     never = Event()
 
@@ -393,6 +455,143 @@ def test_a_function_that_never_returns_does_not_use_up_the_threads() -> None:
         assert time.monotonic() - began < 5
     finally:
         never.set()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_coroutine_whose_time_is_over_has_failed_at_once_and_keeps_its_place_until_it_has_ended(
+    ordered: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = Late(5)
+    fn = late.function("coroutine")
+    life = Life(
+        flow_of(
+            lambda s: s.map_async(
+                fn, concurrency=3, timeout_s=0.1, ordered=ordered, on_error="skip", name="calls", retries=0
+            ),
+            range(20),
+        ).plan(1),
+        epochs=False,
+    )
+    stage = life.stage()
+    loop = threading.Thread(target=life.loop.run)
+    loop.start()
+    try:
+        until(lambda: stage.errors.skipped >= 3, "the first calls have failed")
+        until(lambda: "no call can begin" in caplog.text or len(late.begun) > 3, "a warning, or one call too many")
+        assert (late.begun, late.under_way) == ([0, 1, 2], 3)
+        late.let_go[1].set()
+        until(lambda: stage.errors.skipped == 4, "the next call has begun, and has failed")
+        assert (late.begun, late.under_way) == ([0, 1, 2, 3], 3)
+        late.end()
+        loop.join(30)
+        assert not loop.is_alive()
+        assert sorted(life.records)[-15:] == list(range(5, 20))
+        assert late.most == 3
+        (said,) = [record.getMessage() for record in caplog.records if "no call can begin" in record.getMessage()]
+        assert "operator 'calls'" in said
+        assert "(concurrency=3)" in said
+        assert "(timeout_s=0.1)" in said
+        assert "it must not catch asyncio.CancelledError" in said
+    finally:
+        late.end()
+        life.loop.halt()
+        loop.join(30)
+
+
+def test_a_coroutine_is_called_again_only_when_it_has_a_place(caplog: pytest.LogCaptureFixture) -> None:
+    late = Late(1)
+    fn = late.function("coroutine")
+    life = Life(
+        flow_of(lambda s: s.map_async(fn, concurrency=1, timeout_s=0.1, retries=1, retry_wait_s=0.001), [0, 1]).plan(1),
+        epochs=False,
+    )
+    loop = threading.Thread(target=life.loop.run)
+    loop.start()
+    try:
+        until(lambda: "no call can begin" in caplog.text or len(late.begun) > 1, "a warning, or one call too many")
+        assert (late.begun, life.loop.passes < 100) == ([0], True), "the run loop sleeps meanwhile"
+        late.end()
+        loop.join(30)
+        assert (life.records, late.begun, late.most) == ([0, 1], [0, 0, 1], 1)
+    finally:
+        late.end()
+        life.loop.halt()
+        loop.join(30)
+
+
+def test_places_are_counted_until_late_calls_have_ended() -> None:
+    now, wakes = 0, 0
+
+    def wake() -> None:
+        nonlocal wakes
+        wakes += 1
+
+    operator = MapAsync(lambda n: n, concurrency=3, timeout_s=1, retries=1, retry_wait_s=1, on_error="skip")
+    operator.caller = Held
+    stage: Any = operator.stage(StageContext(operator))
+    assert stage.room == 0, "it is not open"
+    stage.attach(lambda: now, wake)
+    stage.open()
+    list(stage.expand(["a", "b"]))
+    assert (stage.room, stage.settled()) == (1, False)
+    now += 10**9
+    assert collected(stage) == []
+    assert (stage.room, stage.under_way, stage._caller.late) == (0, 2, 2), "a retry will need a place too"
+    now += 10**9
+    assert collected(stage) == []
+    assert [attempt.record for attempt in stage._caller.attempts] == ["a", "b", "a"], "there was one place"
+    assert not stage.ready()
+    stage._caller.answer(2)
+    assert collected(stage) == ["a"]
+    assert [attempt.record for attempt in stage._caller.attempts] == ["a", "b", "a", "b"]
+    stage._caller.answer(3)
+    assert collected(stage) == ["b"]
+    assert (stage.room, stage.under_way, stage.settled()) == (1, 0, True)
+    before = wakes
+    stage._caller.answer(0)
+    assert (stage.room, wakes) == (2, before + 1), "the task learns that there is room"
+    stage._caller.answer(0)
+    stage._caller.answer(1)
+    assert (stage.room, stage._caller.late, stage._caller.answered) == (3, 0, 0), "each has ended once"
+
+
+@pytest.mark.parametrize("caller", [LoopCaller, ThreadCaller])
+def test_a_call_that_was_given_up_before_it_began_has_no_place(caller: type[Caller]) -> None:
+    late = Late(1)
+    fn = late.function("coroutine" if caller is LoopCaller else "blocking")
+    calls = caller(OwnFunction(fn), "calls", lambda: None)
+    calls.open()
+    try:
+        first, second = (Attempt(None, n) for n in (1, 2))  # type: ignore[arg-type]
+        assert calls.abandon(first)
+        calls.begin([first, second])
+        until(lambda: calls.answered == 1 and calls.late == 0, "the second call has an answer, and the first a place")
+        assert late.begun == [2]
+        assert [attempt.record for attempt in calls.take()] == [2]
+    finally:
+        calls.close()
+
+
+def test_a_coroutine_that_is_cancelled_before_its_first_step_has_no_place() -> None:
+    held_up, goes_on = Event(), Event()
+
+    async def fn(n: int) -> None:
+        held_up.set()
+        goes_on.wait()  # without awaiting anything
+
+    calls = LoopCaller(OwnFunction(fn), "calls", lambda: None)
+    calls.open()
+    try:
+        first, second = (Attempt(None, n) for n in (1, 2))  # type: ignore[arg-type]
+        calls.begin([first, second])
+        assert held_up.wait(30)
+        assert calls.abandon(second)
+        assert calls.late == 1
+        goes_on.set()
+        until(lambda: calls.late == 0, "the second call has ended")
+    finally:
+        goes_on.set()
+        calls.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -629,6 +828,25 @@ def test_timeouts_and_retries_of_a_simulated_run_count_real_time() -> None:
     began = time.monotonic()
     assert testing.run(flow, [0, 100, 0])["write"] == [0, 0]
     assert 0.15 <= time.monotonic() - began < 5
+
+
+def test_a_simulated_run_waits_for_a_late_call_that_has_the_last_place() -> None:
+    now = 0
+
+    async def wait(n: int) -> tuple[int, int]:
+        nonlocal now
+        now += 1
+        try:
+            await asyncio.sleep(100 if n == 0 else 0)
+        finally:
+            most = now
+            await asyncio.sleep(0.3 if n == 0 else 0)
+            now -= 1
+        return n, most
+
+    flow = Flow("f")
+    flow.read(Memory([])).map_async(wait, concurrency=1, timeout_s=0.1, on_error="skip").write(Null())
+    assert testing.run(flow, range(5))["write"] == [(1, 1), (2, 1), (3, 1), (4, 1)]
 
 
 # --- epochs --------------------------------------------------------------------------------------------------------
@@ -874,6 +1092,34 @@ def test_record_by_record_each_call_is_noted_while_nothing_else_is_under_way(
     assert [n for n, _ in noted] == [0, 1, 2, 3, 3, 3, 4, 5, 6, 8, 9]
     assert all(note is not None and note.digest == digest_of([n]) for n, note in noted)
     assert life.stage().errors.skipped == 1
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_record_by_record_a_late_call_keeps_its_place_too(retries: int, caplog: pytest.LogCaptureFixture) -> None:
+    late = Late(1)
+    fn = late.function("coroutine")
+    life = Life(
+        flow_of(
+            lambda s: s.map_async(fn, concurrency=1, timeout_s=0.1, retries=retries, on_error="skip"), range(5)
+        ).plan(1)
+    )
+    life.loop.box = BlackBox()
+    stage = life.stage()
+    for task in life.loop.tasks:
+        if task.pending is not None:
+            task.open()
+            task.run_record_by_record(RecordByRecord(life.loop.box, task.task.number, RecordByRecordMode(), 0))
+    loop = threading.Thread(target=run_and_end, args=(life,))
+    loop.start()
+    try:
+        until(lambda: "no call can begin" in caplog.text or len(late.begun) > 1, "a warning, or one call too many")
+        assert (late.begun, stage.errors.skipped) == ([0], 1)
+        late.end()
+        loop.join(30)
+        assert (life.records, late.begun, late.most) == ([1, 2, 3, 4], [0, 1, 2, 3, 4], 1)
+    finally:
+        late.end()
+        loop.join(30)
 
 
 def run_and_end(life: Life) -> list[Any]:

@@ -695,6 +695,8 @@ class Coordinator:
         """Describes which tasks have not acknowledged an epoch."""
         acknowledged = self._pending[epoch].entries if epoch in self._pending else {}
         missing = sorted(self._tasks - acknowledged.keys() - self._finished.keys())
+        if not missing:
+            return "waits for its manifest to be written"
         shown = ", ".join(self.plan.task_name(self.plan.by_number[task]) for task in missing[:5])
         return f"waits for {shown}" + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
 

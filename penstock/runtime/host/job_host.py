@@ -544,6 +544,20 @@ class JobHost:
             self._requests.at_epoch.append(SavepointRequest(request, place))
         return self._settled(now)
 
+    def give_up_savepoint(self, request: int) -> str | None:
+        """Forgets a savepoint that still waits for its epoch, because its driver waits no longer. Returns what it has
+        waited for, or None when there is no such request any more, because its epoch is being copied."""
+        coordinator = self.coordinator
+        for waiting in self._requests.at_epoch:
+            if waiting.number == request:
+                self._requests.at_epoch.remove(waiting)
+                if coordinator.state in ("FINISHING", "ENDED"):
+                    return "an epoch, and none follows, because the job has only to end"
+                if coordinator.state != "RUNNING":
+                    return f"the tasks to run, and the job is {self.life.state}"
+                return f"epoch {coordinator.begun}, which {coordinator.late(coordinator.begun)}"
+        return None
+
     def rescale(self, request: int, operator: str, parallelism: int, now: float) -> list[HostCommand]:
         """Takes a driver's request to give an operator another number of tasks."""
         if self._may_ask(request, "rescale"):

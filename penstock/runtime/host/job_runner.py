@@ -10,14 +10,15 @@ job. It also carries the records of Collect and Console sinks to the driver.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -64,13 +65,14 @@ from penstock.runtime.host.processes import CannotStart, ProcessDied, Processes,
 from penstock.runtime.host.relay_runner import RelayRunner
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.resequencer import Resequencer
-from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder
+from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, closing_words
 from penstock.runtime.host.store_keeper import SAVEPOINT, NotSaved, StoreKeeper
 from penstock.runtime.host.watched_process import LastWords
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
+from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
     from penstock.runtime.host.notes import Note, Notes
@@ -102,8 +104,9 @@ _SPARES_AFTER_S = 10.0
 # How long the store may take for a step of the job's end, and the store keeper to end before the job's epochs are
 # deleted. A store that hangs, such as a network mount whose server is gone, must not keep the job from ending.
 _KEEPER_END_S = 60.0
-# After so long without an answer from the store, the status says so.
+# After so long without an answer from the store, or in the close() of an operator, the status says so.
 _STORE_SILENT_S = 10.0
+_CLOSING_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -292,11 +295,62 @@ class JobRunner:
             new = min(self._console_total - seen, len(self._console))
             return self._console_total, list(self._console)[len(self._console) - new :]
 
-    def savepoint(self, url: str) -> None:
-        """Saves the state of all tasks in a place that the user has named. Returns when it is written."""
-        if self._keeper is not None:  # else the JobHost refuses the request, because the job has no epochs
-            Store.open(url, SAVEPOINT).check()
-        self._ask(lambda host, number: host.savepoint(number, url, time.monotonic()))
+    def savepoint(self, url: str, timeout_s: float | None = None) -> None:
+        """Saves the state of all tasks in a place that the user has named. Returns when it is written. After
+        `timeout_s` seconds it gives the savepoint up, and raises TimeoutError, which says what it has waited for."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        place_answers = threading.Event()
+
+        def begin() -> None:
+            try:
+                if self._keeper is not None:  # else the JobHost refuses the request, because the job has no epochs
+                    Store.open(url, SAVEPOINT).check()
+            except Exception as error:  # the driver waits for a reply, whatever the error
+                self._reply(number, error)
+                return
+            with self._lock:
+                if number in self._requests:  # otherwise it was given up meanwhile
+                    place_answers.set()
+                    self._events.put(lambda host: host.savepoint(number, url, time.monotonic()))
+
+        with self._request() as (number, request):
+            # In a thread of its own, because the place may not answer.
+            threading.Thread(target=begin, name="penstock-savepoint", daemon=True).start()
+            if request.wait(self.ended, self._has_ended, deadline):
+                return
+            with self._lock:  # from here on it is not wanted any more, and no reply comes
+                self._requests.pop(number, None)
+            if request.wait(self.ended, self._has_ended, deadline):  # it has come just now
+                return
+            place = filesystems.named(url)
+            waited_for = f"an answer of {place}" if not place_answers.is_set() else self._give_up(number, place)
+        raise TimeoutError(
+            f"job {self._name!r} has made no savepoint in {place} within {timeout_s:g} s. It waits for {waited_for}. "
+            f"{self._what_is_wrong()}The savepoint is given up, and the job goes on."
+        )
+
+    def _give_up(self, number: int, place: str) -> str:
+        """Gives up a savepoint, and returns what it has waited for."""
+        try:
+            # While the job starts, this event comes after the one that asks for the savepoint.
+            waited_for = self._of_host(
+                lambda host: host.give_up_savepoint(number), 0.0 if self._host is None else _CONTROL_S
+            )
+        except TimeoutError:
+            return "the job to start" if self._host is None else "the job to end"
+        return waited_for or (
+            f"its files to be copied to {place}. Until the last of them is written, no epoch of the job completes, and "
+            "what is there is no savepoint"
+        )
+
+    def _what_is_wrong(self) -> str:
+        """Returns what the status says of what goes wrong, as sentences, or an empty text."""
+        with suppress(PenstockError):  # the job has just ended
+            status = self.status()
+            failure, waits_for = status["epochs"]["last_failure"], status["waits_for"]
+            said = [failure, f"the job waits for {waits_for}" if waits_for else None]
+            return "".join(f"The status says: {one.rstrip('.')}. " for one in said if one)
+        return ""
 
     def rescale(self, operator: str, parallelism: int) -> None:
         """Gives an operator another number of tasks. Returns when these tasks run."""
@@ -308,17 +362,28 @@ class JobRunner:
 
     def _ask(self, ask: Callable[[JobHost, int], list[HostCommand]]) -> None:
         """Gives a driver's request to the JobHost, and waits for the JobHost's reply."""
+        with self._request() as (number, request):
+            self._events.put(lambda host: ask(host, number))
+            request.wait(self.ended, self._has_ended)
+
+    @contextmanager
+    def _request(self) -> Iterator[tuple[int, _Request]]:
+        """Yields a new request of a driver, with its number. A reply can come until the end of the block."""
         request = _Request()
         with self._lock:
             self._request_numbers += 1
             number = self._request_numbers
             self._requests[number] = request
-        self._events.put(lambda host: ask(host, number))
         try:
-            request.wait(self.ended, self._has_ended)
+            yield number, request
         finally:
             with self._lock:
                 self._requests.pop(number, None)
+
+    def _is_wanted(self, number: int) -> bool:
+        """Returns whether a driver still waits for the reply to this request."""
+        with self._lock:
+            return number in self._requests
 
     def _has_ended(self) -> JobError:
         assert self._end is not None, "only called when the job has ended"
@@ -327,8 +392,8 @@ class JobRunner:
     def _reply(self, number: int, error: Exception | None) -> None:
         with self._lock:
             request = self._requests.get(number)
-        if request is not None:
-            request.end(error)
+            if request is not None:
+                request.end(error)
 
     # --- for placement and the paradigm scheduler -----------------------------------------------------------
 
@@ -371,8 +436,10 @@ class JobRunner:
         workers of its tasks, are not `plan` and `placed` any more."""
         self._events.put(lambda host: host.better_placed(plan, placed, wanted, time.monotonic()))
 
-    def _of_host(self, look: Callable[[JobHost], T]) -> T:
-        """Returns what `look` returns in the supervising thread. Raises JobError when the job has ended."""
+    def _of_host(self, look: Callable[[JobHost], T], patience_s: float = math.inf) -> T:
+        """Returns what `look` returns in the supervising thread. Raises JobError when the job has ended, and
+        TimeoutError when that thread has not come to it within so many seconds; it still does when it can."""
+        until = time.monotonic() + patience_s
         found: Future[T] = Future()
 
         def event(host: JobHost) -> list[HostCommand]:
@@ -383,11 +450,12 @@ class JobRunner:
             return []
 
         self._events.put(event)
-        while True:
-            with suppress(TimeoutError):
-                return found.result(1.0)
+        while not wait([found], min(1.0, max(0.0, until - time.monotonic()))).done:
             if self.ended.is_set() and not found.done():
                 raise self._has_ended()
+            if time.monotonic() >= until:
+                raise TimeoutError("the job's host is busy")
+        return found.result()
 
     # --- told by workers -----------------------------------------------------------------------------------
 
@@ -811,7 +879,7 @@ class JobRunner:
     def _copy(self, command: CopySavepoint) -> None:
         """Copies an epoch to the place of a savepoint, and replies to the driver."""
         try:
-            self._keep_store().savepoint(command.plan, command.place)
+            self._keep_store().savepoint(command.plan, command.place, lambda: self._is_wanted(command.request))
         except Exception as error:  # the driver waits for a reply, whatever the error
             self._reply(command.request, error)
         else:
@@ -920,7 +988,8 @@ class JobRunner:
                 if self._last_status is None:
                     raise
                 return self._last_status
-        more = {**self._waiting(), **self._epochs_status(), **self._placement(), **self._spark()}
+        more = {"waits_for": closing_words(reports, status["workers"], _CLOSING_S), **self._waiting()}
+        more |= {**self._epochs_status(), **self._placement(), **self._spark()}
         more["relays"] = [] if host is None else self._relays_status(host.relays_status(), patience_s)
         return {**status, "spares": 0 if self._processes is None else self._processes.spares(), **more}
 
@@ -993,10 +1062,15 @@ class _Request:
         self._error = error
         self._over.set()
 
-    def wait(self, ended: threading.Event, error: Callable[[], Exception]) -> None:
-        """Waits for the reply. Raises the reply's error, if there is one, and `error()` when the job has ended."""
-        while not self._over.wait(1.0):
+    def wait(self, ended: threading.Event, error: Callable[[], Exception], deadline: float | None = None) -> bool:
+        """Waits for the reply. Raises the reply's error, if there is one, and `error()` when the job has ended. Returns
+        whether there was a reply before the deadline (None: there is none)."""
+        until = math.inf if deadline is None else deadline
+        while not self._over.wait(min(1.0, max(0.0, until - time.monotonic()))):
             if ended.is_set():
                 raise error()
+            if time.monotonic() >= until:
+                return False
         if self._error is not None:
             raise self._error
+        return True

@@ -14,19 +14,19 @@ earlier ones.
 Every status has all of these keys, also before anything is known of the job (`no_status`), so that nobody who looks at
 them must know what the job has and how far it is. The parts of which a job has none stay as they are in `no_status`.
 
-`waits_for` says what a job that starts waits for, and is None later. `spares` is the number of spare processes that are
-ready. `relays` has a dict for each relay (docs/cluster.md). `queued` is the number of records in the inboxes of an
-operator's tasks, and `waiting` that of all records that wait for the operator, with those that its source has not read
-and those that its senders hold back (runtime/worker/waiting.py). Operators that are fused into one chain share both,
-which stand at the first of them. `busy` is the share of the time since the last look in which its task ran, and `cpu`
-the cores that it used, with the threads that its functions have started (runtime/worker/processor_time.py). Of a
-worker, `cpu` and `cpu_wait` are the parts of the time in which its thread used a core and waited for one, and
-`cpu_threads` is the number of cores that threads of the job's functions used. The
-`latency_ms` of an operator is the age of records, since they entered the job, when its task had processed them, over
-the last five to ten seconds; that of the job is the same for its sinks. A batch counts with the age of its oldest
-record. `silent_s` says for how long a worker has not answered, when a status had to do without its answer, and is 0.0
-when it has answered. The counters of a silent worker are those that it reported last. `mixing` is what
-runtime/program/mixing.py finds in the plan.
+`waits_for` says what a job that starts waits for. Later it is None, unless the close() of an operator does not return
+(`closing_words`). `spares` is the number of spare processes that are ready. `relays` has a dict for each relay
+(docs/cluster.md). `queued` is the number of records in the inboxes of an operator's tasks, and `waiting` that of all
+records that wait for the operator, with those that its source has not read and those that its senders hold back
+(runtime/worker/waiting.py). Operators that are fused into one chain share both, which stand at the first of them.
+`busy` is the share of the time since the last look in which its task ran, and `cpu` the cores that it used, with the
+threads that its functions have started (runtime/worker/processor_time.py). Of a worker, `cpu` and `cpu_wait` are the
+parts of the time in which its thread used a core and waited for one, and `cpu_threads` is the number of cores that
+threads of the job's functions used. The `latency_ms` of an operator is the age of records, since they entered the job,
+when its task had processed them, over the last five to ten seconds; that of the job is the same for its sinks. A batch
+counts with the age of its oldest record. `silent_s` says for how long a worker has not answered, when a status had to
+do without its answer, and is 0.0 when it has answered. The counters of a silent worker are those that it reported last.
+`mixing` is what runtime/program/mixing.py finds in the plan.
 """
 
 from __future__ import annotations
@@ -110,6 +110,24 @@ def no_status(name: str, state: str, error: str | None = None) -> dict[str, Any]
         "latency_ms": {"p50": None, "p99": None},
         "latency_all_ms": {"p50": None, "p99": None},
     }
+
+
+def closing_words(reports: list[dict[str, Any]], workers: list[dict[str, Any]], patience_s: float) -> str | None:
+    """Returns what a job waits for when a close() has not returned for so long, by the reports of its workers and their
+    rows in the status. Returns None when there is no such call. A worker in such a call answers, so it is not taken for
+    one that hangs."""
+    stuck = [report for report in reports if report["closing"] and report["closing"]["for_s"] > patience_s]
+    if not stuck:
+        return None
+    report = max(stuck, key=lambda report: report["closing"]["for_s"])
+    worker, closing = report["index"], report["closing"]
+    pid = next((f" (process {row['pid']})" for row in workers if row["index"] == worker), "")
+    more = f", nor have calls in {len(stuck) - 1} more of the workers" if len(stuck) > 1 else ""
+    failure = f"; what failed before: {closing['failure'].rstrip('.')}" if closing["failure"] else ""
+    return (
+        f"close() of operator {closing['operator']!r}, which has not returned for {closing['for_s']:.0f} s in worker "
+        f"{worker}{pid}{more}{failure}. Correct what it waits for; to end the job without it, cancel the job."
+    )
 
 
 #: What is known of a relay that has not said anything of itself yet.

@@ -410,8 +410,11 @@ class StoreKeeper:
 
     # --- savepoints, and continuing --------------------------------------------------------------------------------
 
-    def savepoint(self, plan: Plan, url: str) -> None:
-        """Copies the last complete epoch to a place of its own, where it stays."""
+    def savepoint(self, plan: Plan, url: str, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Copies the last complete epoch to a place of its own, where it stays. Ends without a savepoint as soon as it
+        is not `wanted` any more; what was copied by then stays too."""
+        if not wanted():
+            return
         target = Store.open(url, SAVEPOINT, durable=True)
         if target.epochs():
             raise StoreError(f"{url!r} holds a savepoint already; give another place, or delete that savepoint")
@@ -419,10 +422,14 @@ class StoreKeeper:
         assert manifest is not None
         tasks = []
         for entry in manifest.tasks:
+            if not wanted():
+                return
             name = f"snapshots/{manifest.epoch:08d}-{entry.number}"
             tasks.append(
                 replace(entry, blobs=[compact_snapshots(store, entry.blobs, manifest.key_groups, target, name)])
             )
+        if not wanted():
+            return
         of = {"of": manifest.job, "kinds": json.dumps(kinds_with_state(plan))}
         target.write_manifest(
             replace(manifest, job=SAVEPOINT, tasks=tasks, collected=[], program=None, extra={**manifest.extra, **of})
@@ -441,16 +448,20 @@ class StoreKeeper:
 
     def older(self, refused: int, reason: str) -> Manifest | None:
         """Returns the newest undamaged epoch before one that was refused for this reason, with all its blobs, and
-        deletes the manifests of later ones. Returns None when the keeper was closed, or when there is no epoch. Raises
-        SnapshotDamaged when there are epochs and none can be used."""
+        deletes the manifests of later ones. It is the refused epoch itself when its snapshots were compacted meanwhile,
+        and those from which the compacted ones were made are still there. Returns None when the keeper was closed, or
+        when there is no epoch. Raises SnapshotDamaged when there are epochs and none can be used."""
         return self._with_pauses(self.looking_for_older(refused, reason))
 
     def looking_for_older(self, refused: int, reason: str) -> Generator[None, None, Manifest | None]:
         """Does what `older` does, and yields before each further try."""
 
+        unreadable = _names(self.last) if self.last is not None and self.last.epoch == refused else None
+
         def usable(manifest: Manifest) -> None:
-            # Its blobs may be as they were written, and still nobody can read them. It would be chosen again and again.
-            if manifest.epoch >= refused:
+            # Its blobs may be as they were written, and still nobody can read them. They would be chosen again and
+            # again. But a compaction has replaced some of them since the manifest was written, perhaps.
+            if manifest.epoch > refused or (manifest.epoch == refused and unreadable in (None, _names(manifest))):
                 raise SnapshotDamaged(reason)
             self.store.verify(manifest)
 
@@ -505,6 +516,10 @@ class StoreKeeper:
             )
         finally:
             self._compacting.clear()
+
+
+def _names(manifest: Manifest) -> set[str]:
+    return {blob.name for blob in manifest.blobs()}
 
 
 def _as_written(manifest: Manifest) -> Manifest:

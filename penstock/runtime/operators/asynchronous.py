@@ -10,6 +10,11 @@ were before their calls, which may change them at any time. Results are not save
 
 More calls than `concurrency` must never be under way, nor may any be lost: each record ends as one result or one
 failure, whatever its calls do. A watermark must never overtake a record that came before it.
+
+A call whose time is over has failed at once. Its coroutine is cancelled, but may go on for a while, and is *late* until
+it has really ended. It keeps its place among the `concurrency` calls, and the job continues with the other places. When
+late calls have all places, no call begins, and a warning says so. A thread cannot be ended from outside, so its call
+gives its place up at once: a function that never returns would otherwise stop the job, where a thread is all it costs.
 """
 
 from __future__ import annotations
@@ -57,6 +62,10 @@ _TOO_LATE = "the call has not ended within timeout_s="
 # At the end, calls that are still under way get so many seconds to end. Then they are left to themselves.
 _END_S = 0.5
 
+# When late calls have had all places for so long, a warning says so. A coroutine that ends when it is cancelled is late
+# for less, unless it takes its time to clean up.
+_FULL_NS = 1_000_000_000
+
 _REMEDY = (
     "to let calls take longer, raise timeout_s (None: no limit); to try again, raise retries; to continue after such "
     "records, give the operator on_error='skip' or on_error='dead_letter'"
@@ -64,14 +73,16 @@ _REMEDY = (
 
 
 class Attempt:
-    """One call of the function for a record. `over`: it has an answer, or nobody waits for one."""
+    """One call of the function for a record. `over`: it has an answer, or nobody waits for one. `late`: it was given
+    up, and has not ended."""
 
-    __slots__ = ("call", "error", "over", "place", "record", "value")
+    __slots__ = ("call", "error", "late", "over", "place", "record", "value")
 
     def __init__(self, call: _Call, record: Any) -> None:
         self.call = call
         self.record = record
         self.over = False
+        self.late = False
         self.value: Any = None
         self.error: BaseException | None = None
         self.place: Any = None  # the thread or the asyncio task that it runs in
@@ -83,11 +94,13 @@ class Caller(ABC):
 
     def __init__(self, function: OwnFunction, name: str, wake: Callable[[], None]) -> None:
         self.running = 0  # the number of attempts that have begun, and whose answers were not taken
+        self.late = 0  # the number of calls that were given up and have not ended; each keeps its place
         self._function = function
         self._name = name
         self._wake = wake
         self._answers: list[Attempt] = []
         self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)  # notified when a late call has ended
         self._told = False  # whether the task's thread was woken for answers that it has not taken yet
         self._closed = False
         self._process = os.getpid()
@@ -105,29 +118,33 @@ class Caller(ABC):
     @abstractmethod
     def call(self, record: Any, timeout_s: float | None) -> Any:
         """Makes a call, in this thread if possible, and returns its result. Raises what the function raises, and
-        TimeoutError."""
+        TimeoutError. A call that has not ended in time is late from then on."""
 
     def where(self, attempt: Attempt) -> FrameType | None:
         """Returns the innermost frame of the user's code in which a call is now, as far as is known."""
         return None
 
     def abandon(self, attempt: Attempt) -> bool:
-        """Gives a call up. Returns False when it has an answer all the same."""
+        """Gives a call up, which is late until it has ended. Returns False when it has an answer all the same."""
         with self._lock:
             if attempt.over:
                 return False
-            attempt.over = True
+            attempt.over = attempt.late = True
+            self.late += 1
         self.running -= 1
         self._give_up(attempt)
         return True
 
     def _give_up(self, attempt: Attempt) -> None:
-        """Ends a call that nobody waits for, if that is possible."""
+        """Ends a call that nobody waits for, if that is possible. Its end must be said to `settle`."""
 
     def settle(self, attempt: Attempt, value: Any, error: BaseException | None) -> bool:
-        """Takes an answer. Returns False when nobody waits for it any more."""
+        """Takes an answer, or the end of a late call. Returns False when nobody waits for it any more."""
         end_forks(self._process)
         with self._lock:
+            if attempt.late:
+                attempt.late = False
+                self._end_late()
             if attempt.over or self._closed:
                 return False
             attempt.over = True
@@ -137,6 +154,30 @@ class Caller(ABC):
                 self._told = True
                 self._tell()
             return True
+
+    def _end_late(self) -> None:
+        """Gives the place of a late call back. It must be called with the lock."""
+        self.late -= 1
+        self._freed.notify_all()
+        if not self._closed:
+            self._tell()  # `_told` is only for answers: what has come now is room, and nobody takes it
+
+    def _keep_place(self, when_ended: Callable[[Callable[[object], None]], object]) -> None:
+        """Counts a call that `call` has given up as late until it has ended. `when_ended` gets what to call then."""
+
+        def ended(_: object) -> None:
+            with self._lock:
+                self._end_late()
+
+        with self._lock:
+            self.late += 1
+        when_ended(ended)
+
+    def wait_for_place(self, concurrency: int, timeout_s: float | None) -> None:
+        """Waits in the task's thread until fewer calls than `concurrency` are late. Raises TimeoutError."""
+        with self._lock:
+            if not self._freed.wait_for(lambda: self.late < concurrency, timeout_s):
+                raise _timed_out(timeout_s, None)
 
     def _tell(self) -> None:
         """Wakes the task's thread."""
@@ -222,13 +263,22 @@ class LoopCaller(Caller):
         self._loop.call_soon(self._wake)
 
     def call(self, record: Any, timeout_s: float | None) -> Any:
-        return self._until_done(self._one(record, timeout_s))
+        try:
+            return self._until_done(self._one(record, timeout_s))
+        finally:
+            if self.late:  # it ends only while the loop runs, and perhaps no call follows before it has ended
+                self._run_in_thread()
 
     async def _one(self, record: Any, timeout_s: float | None) -> Any:
         task = asyncio.ensure_future(self._function.fn(record))
         ended, _ = await asyncio.wait({task}, timeout=timeout_s)
         if not ended:
             task.cancel()
+            ended, _ = await asyncio.wait({task}, timeout=_END_S)
+            if not ended:
+                self._keep_place(task.add_done_callback)
+            elif not task.cancelled():
+                task.exception()  # otherwise asyncio says that nobody has asked for it
             raise _timed_out(timeout_s, None)
         return task.result()
 
@@ -244,7 +294,19 @@ class LoopCaller(Caller):
 
     def _give_up(self, attempt: Attempt) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(lambda: attempt.place is not None and attempt.place.cancel())
+        self._loop.call_soon_threadsafe(self._cancel_late, attempt)
+
+    def _cancel_late(self, attempt: Attempt) -> None:
+        if attempt.place is None:  # it was given up before `_start` came to it
+            self.settle(attempt, None, None)
+            return
+        attempt.place.cancel()
+        # Not by `_run`, which does not run at all when its task is cancelled before its first step.
+        attempt.place.add_done_callback(lambda task: self._late_ended(attempt))
+
+    def _late_ended(self, attempt: Attempt) -> None:
+        self._tasks.discard(attempt.place)
+        self.settle(attempt, None, None)
 
     def _until_done(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs a coroutine on the loop to its end, in this thread unless a loop runs here already."""
@@ -345,9 +407,12 @@ class ThreadCaller(Caller):
     def _work(self) -> None:
         while (attempt := self._todo.get()) is not None:
             with self._lock:
-                if attempt.over:
-                    continue
-                attempt.place = threading.current_thread()
+                over = attempt.over
+                if not over:
+                    attempt.place = threading.current_thread()
+            if over:  # it was given up before a thread came to it
+                self.settle(attempt, None, None)
+                continue
             value, error = None, None
             try:
                 value = self._function.fn(attempt.record)
@@ -379,6 +444,7 @@ class ThreadCaller(Caller):
         return None if attempt.place is None else _users_frame(attempt.place)
 
     def _give_up(self, attempt: Attempt) -> None:
+        self.settle(attempt, None, None)  # its place is free at once
         if attempt.place is None:  # a thread that gets it now will see that it is over
             return
         self._threads.discard(attempt.place)
@@ -505,6 +571,8 @@ class _Calls(Pending):
         self._mark_behind: int | None = None
         self._mark_out: int | None = None  # the last one whose earlier records have all been collected
         self._seen = False  # whether a result was looked at
+        self._full_since: int | None = None  # the time since when late calls have all places, as far as was seen
+        self._warned = False  # whether a warning has said so
 
     # --- what the task asks --------------------------------------------------------------------------------------
 
@@ -513,7 +581,10 @@ class _Calls(Pending):
 
     @property
     def room(self) -> int:
-        return max(0, (1 if self.alone else self._concurrency) - self._queue.waiting)
+        if self._caller is None:
+            return 0
+        places = self._free - len(self._again)
+        return max(0, min(places, (1 if self.alone else self._concurrency) - self._queue.waiting))
 
     @property
     def under_way(self) -> int:
@@ -542,7 +613,9 @@ class _Calls(Pending):
         if self._caller is None:
             return True
         self._take_answers()  # otherwise nobody is woken for the next ones
-        return not self._again and not self._caller.running
+        # Late calls that have all places will most likely end soon, and then there is room.
+        full = not self._warned and self._caller.late >= self._concurrency
+        return not self._again and not self._caller.running and not full
 
     def ready_in(self) -> float | None:
         assert self._caller is not None
@@ -553,11 +626,20 @@ class _Calls(Pending):
         return wait if answer is None else min(wait, answer)
 
     def _due(self) -> int | None:
-        """Returns the time of the next timeout or retry."""
+        """Returns the time of the next timeout, retry or warning."""
         due = next(iter(self._deadlines.values())) if self._deadlines else None
-        if self._again and (due is None or self._again[0][0] < due):
+        # A retry without a place has to wait until a late call has ended, which wakes the task's thread.
+        if self._again and self._free > 0 and (due is None or self._again[0][0] < due):
             due = self._again[0][0]
+        if self._full_since is not None and (due is None or self._full_since + _FULL_NS < due):
+            due = self._full_since + _FULL_NS
         return due
+
+    @property
+    def _free(self) -> int:
+        """How many calls may begin."""
+        assert self._caller is not None
+        return self._concurrency - self._caller.running - self._caller.late
 
     # --- opening and closing -------------------------------------------------------------------------------------
 
@@ -615,10 +697,16 @@ class _Calls(Pending):
         assert self._caller is not None
         while not call.answered:
             value, error = None, None
+            self._see_whether_full()
             try:
-                value = self._caller.call(self._record_of(call), self._timeout_s)
+                record = self._record_of(call)
+                # Only a retry ever waits. It waits no longer than the call might take, because this thread has other
+                # tasks too.
+                self._caller.wait_for_place(self._concurrency, self._timeout_s)
+                value = self._caller.call(record, self._timeout_s)
             except BaseException as raised:  # it is handled below
                 error = raised
+            self._see_whether_full()
             self._tried(call, value, error, 0)
             if not call.answered:
                 self._again.clear()
@@ -633,6 +721,7 @@ class _Calls(Pending):
         """Takes the answers that have come, and does what is due."""
         assert self._caller is not None
         now = self._take_answers()
+        self._see_whether_full()
         while self._deadlines:
             attempt, due = next(iter(self._deadlines.items()))
             if due > now:
@@ -641,11 +730,32 @@ class _Calls(Pending):
             frame = self._caller.where(attempt)
             if self._caller.abandon(attempt):
                 self._tried(attempt.call, None, _timed_out(self._timeout_s, frame), now)
+        self._see_whether_full()
         attempts: list[Attempt] = []
-        while self._again and self._again[0][0] <= now:
+        while self._again and self._again[0][0] <= now and len(attempts) < self._free:
             attempts.append(self._try(self._again.popleft()[1], now))
         if attempts:
             self._caller.begin(attempts)
+
+    def _see_whether_full(self) -> None:
+        """Notes since when late calls have all places, and warns once when they keep them."""
+        assert self._caller is not None
+        if self._warned or self._caller.late < self._concurrency:
+            self._full_since = None
+            return
+        now = self._clock()
+        if self._full_since is None:
+            self._full_since = now
+        elif now - self._full_since >= _FULL_NS:
+            self._full_since, self._warned = None, True
+            logger.warning(
+                "operator %r: no call can begin, because all places (concurrency=%d) are taken by calls that have not "
+                "ended although their time was over (timeout_s=%g). The task takes no records until one of them has "
+                "ended. Let the function end when it is cancelled: it must not catch asyncio.CancelledError and go on",
+                self.context.operator.name,
+                self._concurrency,
+                self._timeout_s,
+            )
 
     def _take_answers(self) -> int:
         """Takes the answers that have come. Returns the time, if anything here depends on it."""

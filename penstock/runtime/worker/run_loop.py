@@ -43,6 +43,7 @@ from penstock.runtime.exchange.message import (
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.records.batch import Batch
+from penstock.runtime.records.userfunc import describe
 from penstock.runtime.relaying.wire import FIRST_RELAY
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
@@ -107,6 +108,8 @@ class RunLoop:
         self.lost: list[str] = []  # lost messages, with their senders; recovery sends the messages again
         self._stopping = False
         self._over = False
+        self._closing: Task | None = None  # the task that is being closed
+        self._failure: BaseException | None = None  # why `run` ends, before the tasks are closed
         self._begun = bool(wiring.tasks)  # if there are no tasks yet, they are built later
         self._calls = Calls(transport.wake, lambda: LoopEnded("the run loop has ended"))
         self._room_wait = 0.0
@@ -148,6 +151,16 @@ class RunLoop:
         """Returns what is known of each stream through relays: its tree, who has joined, and its switches."""
         root = self.wiring.root
         return [] if root is None else root.status()
+
+    def closing(self) -> dict[str, Any] | None:
+        """Returns which operator is being closed, for how many seconds, and which failure it was that ends the run, if
+        there was one. Returns None when nothing is being closed. A user's close() may never return."""
+        task = self._closing
+        if task is None or task.closing is None:
+            return None
+        operator, since = task.closing
+        failure = None if self._failure is None else describe(self._failure).partition("\n")[0]
+        return {"operator": operator, "for_s": (self.clock() - since) / 1e9, "failure": failure}
 
     def load(self) -> list[TaskLoad]:
         """Returns the part of `status` by which the paradigm scheduler decides. Drops samples that nobody takes."""
@@ -236,10 +249,13 @@ class RunLoop:
                 for task in self.wiring.tasks.values():
                     if task.opened:
                         task.cancel(self._cancelled_after)
+        except BaseException as error:
+            self._failure = error
+            raise
         finally:
             end_forks(process)  # what is closed below belongs to the worker
             self._calls.end()
-            _close([task for task in self.wiring.tasks.values() if task.opened], failed)
+            self._close_all([task for task in self.wiring.tasks.values() if task.opened], failed)
 
     def _loop(self) -> None:
         receive, deliver = self.transport.receive, self._deliver
@@ -486,7 +502,7 @@ class RunLoop:
         self.unpark()
         for task in gone:
             with suppress(Exception):  # what this task has done since the epoch is undone anyway
-                task.close(True)
+                self._close(task, True)
             # References to the task may live on: of garbage collection, of channels, of this loop.
             for stage in task.stages:
                 stage.drop_state()
@@ -534,6 +550,26 @@ class RunLoop:
 
     # -----------------------------------------------------------------------------------------------------------
 
+    def _close(self, task: Task, failed: bool) -> None:
+        # A source closes its reader before its stages.
+        task.closing = (task.stages[0].context.operator.name, self.clock())
+        self._closing = task
+        try:
+            task.close(failed)
+        finally:
+            self._closing = None
+
+    def _close_all(self, tasks: list[Task], failed: bool) -> None:
+        """Closes all tasks. The first error of closing is raised only when nothing had failed before."""
+        first: Exception | None = None
+        for task in tasks:
+            try:
+                self._close(task, failed)
+            except Exception as error:  # the other tasks must be closed too
+                first = first or error
+        if first is not None and not failed:
+            raise first
+
     def _wait(self) -> float | None:
         """Returns for how many seconds to wait for a message; None: until a message comes."""
         wait: float | None = None
@@ -552,18 +588,6 @@ class RunLoop:
             self._room_wait = min(_ROOM_WAIT_MAX_S, 2 * self._room_wait or _ROOM_WAIT_FIRST_S)
             wait = self._room_wait if wait is None else min(wait, self._room_wait)
         return wait
-
-
-def _close(tasks: list[Task], failed: bool) -> None:
-    """Closes all tasks. The first error of closing is raised only when nothing had failed before."""
-    first: Exception | None = None
-    for task in tasks:
-        try:
-            task.close(failed)
-        except Exception as error:  # the other tasks must be closed too
-            first = first or error
-    if first is not None and not failed:
-        raise first
 
 
 def _task_status(task: Task) -> dict[str, Any]:

@@ -155,6 +155,8 @@ class Task:
         self.answered = 0  # the number of records of its input that Spark has answered
         self.unprocessed = 0  # of the records sent to Spark, the number of those that failed there
         self.sample: Sample | None = None  # what it processes is added, while somebody has asked for a sample
+        # The operator that `close` is closing, and since when; other threads may ask.
+        self.closing: tuple[str, int] | None = None
         self._own_diverted: StageState | None = None  # the offsets of a source at a barrier that is passed on later
         self.record_by_record: RecordByRecord | None = None  # set in a task that was running at a death
         self._has_fired = False  # whether timers were called after the last input
@@ -236,6 +238,7 @@ class Task:
         self._life.move("close")
         first: Exception | None = None
         for stage in self.stages:
+            self.closing = (stage.context.operator.name, self.clock())
             try:
                 with stage.errors.blamed("(closing)"):
                     stage.close(failed)
