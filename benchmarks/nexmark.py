@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,10 +29,10 @@ import msgspec
 import penstock as ps
 from benchmarks.common import ROOT, Bench, WrongResult, median, print_table, run_script, scratch
 from benchmarks.nexmark_bytewax import QUERIES as OF_BYTEWAX
-from benchmarks.nexmark_load import Load, event_of, measure
+from benchmarks.nexmark_load import Load, measure
 from penstock.actors.run import run as start_job
 from penstock.apps.nexmark.events import Events
-from penstock.apps.nexmark.queries import QUERIES, WINDOW_S, winning_bids
+from penstock.apps.nexmark.queries import QUERIES
 
 ASKED = ("q1", "q2", "q4", "q5", "q7", "q8", "q11")
 FLINK = ROOT / ".venv" / "flink" / "pyflink"
@@ -93,57 +92,15 @@ def bytewax(query: str, files: list[str]) -> dict[str, float]:
     return found
 
 
-def _due(query: str) -> Callable[[Any], tuple[int, Any]]:
-    """Returns a function that says of a result when it was due, and a value of it."""
-    window = int(WINDOW_S * 1000)
-    found: dict[str, Callable[[Any], tuple[int, Any]]] = {
-        "q1": lambda row: (row["date_time"], row["price"]),
-        "q2": lambda row: (row["date_time"], row["price"]),
-        "q4": lambda row: (row[1]["closed"], row[1]["total"] // row[1]["auctions"]),
-        "q5": lambda row: (row[2] + window, row[1]),
-        "q7": lambda row: (row[3] - row[3] % window + window, row[1]),
-        "q8": lambda row: (row[2] + window, row[0]),
-        "q11": lambda row: (row[3], row[1]),
-    }
-    return found[query]
-
-
-def _timed(query: str, events: ps.Stream) -> ps.Stream:
-    """Returns the results of a query, with a time where the query leaves it out."""
-    if query == "q2":
-        bids = events.filter(ps.col("kind") == "bid").filter(ps.col("auction") % 123 == 0)
-        return bids.select("auction", "price", "date_time")
-    if query == "q4":
-        prices = winning_bids(events).map(
-            lambda pair: {"category": pair[0]["category"], "price": pair[1]["price"], "expires": pair[0]["expires"]}
-        )
-        results = {"total": ps.sum("price"), "auctions": ps.count(), "closed": ps.max("expires")}
-        return prices.key_by("category").agg(**results)
-    return QUERIES[query](events)
-
-
-def penstock_delays(query: str, port: int, folder: Path) -> None:
-    """Runs a query as a local job over the lines of a socket, and writes when its results were due and were there."""
-    due = _due(query)
-
-    def stamped(result: Any) -> str:
-        at, value = due(result)
-        return f"{at},{time.time() * 1000:.1f},{value}"
-
-    flow = ps.Flow(f"bench-nexmark-{next(_number)}", parallelism=PARTS)
-    lines = flow.read(ps.sources.SocketLines("127.0.0.1", port), name="lines", parallelism=1)
-    events = lines.map(event_of, name="parse").watermark("date_time", name="watermark")
-    _timed(query, events).map(stamped, name="stamped").write(ps.sinks.Files(folder), name="results")
-    start_job(flow, workers=PARTS, local=True, epoch_interval_s=1.0).wait(600, progress=False)
-
-
 def _delays(bench: Bench, query: str, rate: float, with_flink: bool) -> dict[str, dict[str, float]]:
     """Measures the delays of each contestant at a rate."""
     seconds, warm = (12.0, 4.0) if query in _STATELESS else (bench.pick(36.0, 24.0), 12.0)
     load = Load(rate, seconds)
     home = {"query": query, "home": str(FLINK), "check": False}
     contestants: dict[str, Callable[[int, Path], object]] = {
-        "penstock": lambda port, folder: penstock_delays(query, port, folder)
+        "penstock": lambda port, folder: run_script(
+            "benchmarks.nexmark_penstock", {"query": query, "port": port, "out": str(folder)}
+        )
     }
     if with_flink:
         contestants["flink"] = lambda port, folder: run_script(
