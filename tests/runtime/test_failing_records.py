@@ -237,3 +237,51 @@ def test_a_record_that_cannot_travel_to_the_program_names_the_sink(
     told = str(caught.value)
     assert re.search(r"record: <unlocked _thread\.lock object at \w+>\n", told), "the record, and not the whole batch"
     assert "on_error='skip'" in told
+
+
+# --- results that fail ----------------------------------------------------------------------------------------------
+
+
+class FailsFor(ps.AggregateFunction):
+    """The sum, of which 4 is no result."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def create(self) -> int:
+        return 0
+
+    def add(self, accumulator: int, record: int) -> int:
+        return accumulator + record
+
+    def merge(self, a: int, b: int) -> int:
+        return a + b
+
+    def result(self, accumulator: int) -> Any:
+        if accumulator != 4:
+            return [accumulator]
+        if self.how == "raises":
+            raise TypeError("no result")
+        return [threading.Lock()]  # nothing that can be copied
+
+
+@pytest.mark.parametrize("how", ["raises", "cannot be copied"])
+@pytest.mark.parametrize("emit", ["latest", "every", "final"])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_result_of_a_running_aggregate_that_fails_obeys_on_error(how: str, emit: Any, parallelism: int) -> None:
+    def run(on_error: OnError) -> dict[str, list[Any]]:
+        flow = ps.Flow("results", parallelism=parallelism)
+        keyed = flow.read(ps.sources.Memory([1, 2, 3, 4])).key_by(lambda n: n % 2)
+        sums = keyed.aggregate(FailsFor(how), emit=emit, name="sums", on_error=on_error)
+        sums.write(ps.sinks.Collect(), name="out")
+        if on_error == "dead_letter":
+            sums.dead_letters().write(ps.sinks.Collect(), name="letters")
+        return ps.testing.run(flow, batch_size=1)
+
+    with pytest.raises(RecordError, match="operator 'sums' failed"):
+        run("fail")
+    right = [(0, [6])] if emit == "final" else [(0, [2]), (0, [6]), (1, [1])]
+    assert sorted(run("skip")["out"]) == right
+    found = run("dead_letter")
+    assert sorted(found["out"]) == right
+    assert [letter.record[0] for letter in found["letters"]] == [1]

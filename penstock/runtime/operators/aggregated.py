@@ -109,10 +109,12 @@ class _Aggregating(Stage):
         results: dict[Any, Any] = {}
         for key in keys:
             try:
-                if key in state and key not in results:
-                    results[key] = aggregate.result(state[key])
+                if key not in state or key in results:
+                    continue
             except TypeError:
                 continue  # it has no hash, and its record has failed already
+            try:
+                results[key] = aggregate.result(state[key])
             except BaseException as error:
                 self.errors.handle((key, state[key]), error)
         return list(results.items())
@@ -123,10 +125,11 @@ class _Aggregating(Stage):
         for key, value in zip(keys, values, strict=True):
             try:
                 aggregate.add(state, iter((key,)), iter((value,)))
+                result = aggregate.result(state[key])
             except BaseException as error:
                 self.errors.handle((key, value), of_key(key, error))
             else:
-                out.append((key, aggregate.result(state[key])))
+                out.append((key, result))
         return out
 
     def finish(self) -> Iterator[Batch]:
