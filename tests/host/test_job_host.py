@@ -540,3 +540,18 @@ def test_a_job_without_an_exchange_to_all_has_no_relays() -> None:
     assert job.host.life.state == "RUNNING"
     assert not any(isinstance(command, StartRelay) for command in job.others)
     assert job.host.relays_status() == []
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_a_rescale_after_which_records_of_several_tasks_meet_before_watermarks_is_warned_of(
+    twice: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = Flow("job", parallelism=4)
+    source = flow.read(Memory(range(8)), name="source")
+    source.watermark(lambda n: n, name="watermark").write(Null(), name="last")
+    if twice:
+        source.write(Null(), name="other")
+    job = Job(plan=flow.plan(2))
+    job.take(job.host.rescale(1, "source", 2, job.now))
+    assert ("records of several tasks meet before they get watermarks: before 'watermark'" in caplog.text) == twice
+    assert ("after rescale('source', 2)" in caplog.text) == twice

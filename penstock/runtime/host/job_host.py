@@ -58,6 +58,7 @@ from penstock.runtime.host.status import StatusBuilder
 from penstock.runtime.host.worker_lives import WorkerLives
 from penstock.runtime.operators.resources import told_needs
 from penstock.runtime.program.bound_tasks import check_reserved
+from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.transport.base import PeerGone
 from penstock.runtime.worker.blackbox import Crash, Note, Suspects
@@ -562,10 +563,19 @@ class JobHost:
         """Takes a driver's request to give an operator another number of tasks."""
         if self._may_ask(request, "rescale"):
             try:
-                self._rescaled(operator, parallelism)
+                plan = self._rescaled(operator, parallelism)
             except PenstockError as error:
                 self._out.append(Reply(request, error))
             else:
+                mixed = {mark: met for mark, met in mixing(plan).items() if mark not in mixing(self.plan)}
+                if mixed:
+                    logger.warning(
+                        "job %s: after rescale(%r, %d) %s",
+                        self.plan.name,
+                        operator,
+                        parallelism,
+                        mixing_words(mixed),
+                    )
                 self._requests.at_epoch.append(RescaleRequest(request, operator, parallelism))
         return self._settled(now)
 

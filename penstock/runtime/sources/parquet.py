@@ -31,7 +31,8 @@ class Parquet(Source[dict[str, Any]]):
     one must hold, as in pyarrow; operators are =, !=, <, >, <=, >=, in, not in. Row groups whose statistics
     rule out a match are not read. A filter's column need not be among `columns`.
 
-    Row groups are shared among the tasks: a file of one row group is read by one task.
+    Row groups are shared among the tasks: a file of one row group is read by one task. Before a `watermark`, read each
+    file with a parallelism of 1 ("Several files" in docs/flows.md).
 
     Errors: SourceError before the start when a file is missing or not a Parquet file, a column is unknown, or
     the files differ in their fields; while running when a row group is damaged, or a file has gone or was
