@@ -274,7 +274,7 @@ class Job:
         it. After `timeout_s` seconds (or a timedelta) the savepoint is given up: raises TimeoutError, which says what
         the savepoint has waited for, such as a task that hangs or a store that does not answer. The job goes on."""
         limit_s = None if timeout_s is None else seconds(timeout_s, "savepoint: timeout_s")
-        if not isinstance(url, str | os.PathLike):
+        if not isinstance(url, str | os.PathLike) or not os.fspath(url):
             raise FlowError(f"savepoint: {shorten(url)} is no place; give a directory or a URL")
         place = os.fspath(url)
         try:

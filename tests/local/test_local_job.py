@@ -207,6 +207,7 @@ def test_a_job_is_rescaled_and_its_tasks_migrate(fresh_name: Callable[[], str]) 
         ),
         (lambda: job.migrate(["count[0]"]), "is no mapping; give the worker of each task"),
         (lambda: job.savepoint(None), "savepoint: None is no place; give a directory or a URL"),
+        (lambda: job.savepoint(""), "savepoint: '' is no place; give a directory or a URL"),
     ):
         with pytest.raises(ps.PenstockError, match=words):
             mistake()
