@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -193,6 +194,21 @@ def test_top_refuses_a_nan_wherever_it_comes(kind: str, window: Any, largest: bo
 
 
 # --- records that cannot travel to the program ----------------------------------------------------------------------
+
+
+class Exits:
+    def __reduce__(self) -> Any:
+        sys.exit(5)
+
+
+def test_a_record_that_exits_when_it_is_pickled_fails_alone(fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    flow = ps.Flow(fresh_name(), parallelism=1)
+    collected = ps.sinks.Collect()
+    records = flow.read(ps.sources.Memory(range(10))).map(lambda n: Exits() if n % 3 == 0 else n)
+    records.write(collected, name="collected", on_error="skip")
+    status = ps.run(flow, local=True, workers=1, checkpoints=tmp_path).wait(60, progress=False)
+    assert collected.records() == [1, 2, 4, 5, 7, 8]
+    assert status["operators"]["collected"]["skipped"] == 4
 
 
 def locked(number: int) -> Any:

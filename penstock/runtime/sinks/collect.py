@@ -86,7 +86,7 @@ class _CollectWriter(SinkWriter):
                 raise _too_many(self._limit)
         try:
             self._report(records)
-        except CodecError:
+        except _REFUSED:
             self._report(self._able_to_travel(records))
 
     def _report(self, records: list[Any]) -> None:
@@ -101,7 +101,7 @@ class _CollectWriter(SinkWriter):
         for record in records:
             try:
                 encode([record])
-            except CodecError as error:
+            except _REFUSED as error:
                 if isinstance(record, DeadLetter):
                     able.append(record.shortened())
                 else:
@@ -109,6 +109,10 @@ class _CollectWriter(SinkWriter):
             else:
                 able.append(record)
         return able
+
+
+# What pickling a record raises: a class may even call sys.exit() there.
+_REFUSED = (CodecError, SystemExit)
 
 
 def _cannot_travel(record: Any, error: BaseException) -> CodecError:
