@@ -87,6 +87,7 @@ def _planned(workers: Any) -> Any:
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "flow name of savepoints": (lambda: Flow("savepoint"), "a job of this name would overwrite it"),
     "flow name": (lambda: Flow("no spaces"), "flow name 'no spaces': use up to 100 letters"),
     "empty flow name": (lambda: Flow(""), "flow name ''"),
     "flow parallelism": (lambda: Flow("f", parallelism=0), "parallelism=0; it must be 1 or more"),

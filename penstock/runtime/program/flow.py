@@ -154,6 +154,7 @@ _METHODS: dict[type[grouping.Grouping], str] = {
     grouping.Key: "key_by",
 }
 
+_SAVEPOINT = "savepoint"  # what the store of a savepoint is called (runtime/host/store_keeper.py)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}")
 
 
@@ -172,6 +173,11 @@ class Flow:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise FlowError(
                 f"flow name {name!r}: use up to 100 letters, digits, '_', '-' and '.', starting with a letter or digit"
+            )
+        if name == _SAVEPOINT:
+            raise FlowError(
+                f"flow name {name!r}: a savepoint has this name in the directory where it lies, and a job of this name "
+                "would overwrite it; give the flow another name"
             )
         self.name = name
         self.graph = Graph(name)
