@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.nexmark_load import FIELDS
+from benchmarks.nexmark_load import FIELDS, NUMBERS
 
 _OPEN = (
     *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.text"),
@@ -106,11 +106,10 @@ def _part(number: int, type_: str = "") -> str:
 
 def _fields(kind: str) -> str:
     """Returns the SQL of all fields of a kind of lines."""
-    numbers = {"auction", "bidder", "price", "id", "seller", "category"}
     parts = [
         f"TO_TIMESTAMP_LTZ({_part(i, 'BIGINT')}, 3) AS ends"
         if field == "expires"
-        else f"{_part(i, 'BIGINT' if field in numbers else '')} AS {field}"
+        else f"{_part(i, 'BIGINT' if field in NUMBERS else '')} AS {field}"
         for i, field in enumerate(FIELDS[kind], 2)
     ]
     return f"SELECT ts, {', '.join(parts)} FROM events WHERE kind = '{kind}'"

@@ -28,7 +28,7 @@ FIELDS = {
     "person": ("id", "name", "city", "state"),
     "auction": ("id", "seller", "category", "expires"),
 }
-_NUMBERS = frozenset({"auction", "bidder", "price", "id", "seller", "category", "expires"})
+NUMBERS = frozenset({"auction", "bidder", "price", "id", "seller", "category", "expires"})
 _TICK_S = 0.002
 
 
@@ -56,7 +56,7 @@ def event_of(line: str) -> dict[str, Any]:
         }
     event: dict[str, Any] = {"kind": kind, "date_time": int(at)}
     for field, value in zip(FIELDS[kind], values, strict=True):
-        event[field] = int(value) if field in _NUMBERS else value
+        event[field] = int(value) if field in NUMBERS else value
     return event
 
 

@@ -31,12 +31,12 @@ from penstock.runtime.host.network import (
     checked_ports,
     checked_tls,
 )
-from penstock.runtime.host.store_keeper import SAVEPOINT
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.resources import told_needs
 from penstock.runtime.program.flow import check_flow
+from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.relaying.tree_options import TreeOptions

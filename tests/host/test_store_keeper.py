@@ -20,8 +20,9 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
 from penstock.runtime.host import store_keeper as keeper_module
 from penstock.runtime.host.collected import Collected, EncodedSinkRecords
-from penstock.runtime.host.store_keeper import SAVEPOINT, NotSaved, StoreKeeper
+from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.records.codec import decode, encode
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory

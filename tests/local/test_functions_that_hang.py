@@ -20,7 +20,7 @@ from penstock.local.local_job import LocalJob
 from penstock.runtime.epochs.files import LocalFiles
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.host import job_runner
-from penstock.runtime.host.store_keeper import SAVEPOINT
+from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from tests.e2e.processes import LIMIT_S, wait_until
 from tests.local.workers import workers_here

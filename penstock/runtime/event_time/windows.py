@@ -82,9 +82,11 @@ class Tumbling(Sliding):
         return f"Tumbling({self.size} ms{self._told_offset()})"
 
 
-# Sessions may end at any millisecond. Watermarks that come more rarely close them at most this part of the gap later,
-# and at most this many milliseconds.
-_GAP_PART, _GRAIN_MOST = 100, 5
+#: Where results may be due at any millisecond, watermarks come at most this many milliseconds later.
+GRAIN_MOST = 5
+
+# Watermarks close sessions at most this part of the gap later.
+_GAP_PART = 100
 
 
 @checks_options
@@ -97,7 +99,7 @@ class Session(Window):
 
     @property
     def grain(self) -> int:
-        return min(max(1, self.gap // _GAP_PART), _GRAIN_MOST)
+        return min(max(1, self.gap // _GAP_PART), GRAIN_MOST)
 
     def __repr__(self) -> str:
         return f"Session({self.gap} ms)"

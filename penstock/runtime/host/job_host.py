@@ -567,15 +567,10 @@ class JobHost:
             except PenstockError as error:
                 self._out.append(Reply(request, error))
             else:
-                mixed = {mark: met for mark, met in mixing(plan).items() if mark not in mixing(self.plan)}
-                if mixed:
-                    logger.warning(
-                        "job %s: after rescale(%r, %d) %s",
-                        self.plan.name,
-                        operator,
-                        parallelism,
-                        mixing_words(mixed),
-                    )
+                before = mixing(self.plan)
+                words = mixing_words({mark: met for mark, met in mixing(plan).items() if mark not in before})
+                if words:
+                    logger.warning("job %s: after rescale(%r, %d) %s", self.plan.name, operator, parallelism, words)
                 self._requests.at_epoch.append(RescaleRequest(request, operator, parallelism))
         return self._settled(now)
 

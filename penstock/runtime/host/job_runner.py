@@ -66,9 +66,10 @@ from penstock.runtime.host.relay_runner import RelayRunner
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.resequencer import Resequencer
 from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, closing_words
-from penstock.runtime.host.store_keeper import SAVEPOINT, NotSaved, StoreKeeper
+from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.host.watched_process import LastWords
 from penstock.runtime.host.worker_process import WorkerOptions
+from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program

@@ -30,6 +30,7 @@ from penstock.runtime.epochs.restore import kinds_with_state
 from penstock.runtime.epochs.snapshot import worth_compacting
 from penstock.runtime.epochs.store import Store, manifest_files, result_of
 from penstock.runtime.errors import SnapshotDamaged, StoreError
+from penstock.runtime.program.graph import SAVEPOINT
 
 if TYPE_CHECKING:
     from penstock.runtime.host.collected import Collected
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _Done = TypeVar("_Done")
-
-#: The job whose store the directory of a savepoint is, whatever job it was made from.
-SAVEPOINT = "savepoint"
 
 # The number of complete epochs that stay in the store: the last one, and one to go back to if that is damaged.
 _EPOCHS_KEPT = 2

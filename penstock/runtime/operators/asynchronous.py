@@ -118,7 +118,7 @@ class Caller(ABC):
     @abstractmethod
     def call(self, record: Any, timeout_s: float | None) -> Any:
         """Makes a call, in this thread if possible, and returns its result. Raises what the function raises, and
-        TimeoutError. A call that has not ended in time is late from then on."""
+        TimeoutError."""
 
     def where(self, attempt: Attempt) -> FrameType | None:
         """Returns the innermost frame of the user's code in which a call is now, as far as is known."""
@@ -161,17 +161,6 @@ class Caller(ABC):
         self._freed.notify_all()
         if not self._closed:
             self._tell()  # `_told` is only for answers: what has come now is room, and nobody takes it
-
-    def _keep_place(self, when_ended: Callable[[Callable[[object], None]], object]) -> None:
-        """Counts a call that `call` has given up as late until it has ended. `when_ended` gets what to call then."""
-
-        def ended(_: object) -> None:
-            with self._lock:
-                self._end_late()
-
-        with self._lock:
-            self.late += 1
-        when_ended(ended)
 
     def wait_for_place(self, concurrency: int, timeout_s: float | None) -> None:
         """Waits in the task's thread until fewer calls than `concurrency` are late. Raises TimeoutError."""
@@ -269,6 +258,11 @@ class LoopCaller(Caller):
             if self.late:  # it ends only while the loop runs, and perhaps no call follows before it has ended
                 self._run_in_thread()
 
+    def _record_ended(self, _: object) -> None:
+        """Notes the end of a late call that `call` has made."""
+        with self._lock:
+            self._end_late()
+
     async def _one(self, record: Any, timeout_s: float | None) -> Any:
         task = asyncio.ensure_future(self._function.fn(record))
         ended, _ = await asyncio.wait({task}, timeout=timeout_s)
@@ -276,7 +270,9 @@ class LoopCaller(Caller):
             task.cancel()
             ended, _ = await asyncio.wait({task}, timeout=_END_S)
             if not ended:
-                self._keep_place(task.add_done_callback)
+                with self._lock:
+                    self.late += 1
+                task.add_done_callback(self._record_ended)
             elif not task.cancelled():
                 task.exception()  # otherwise asyncio says that nobody has asked for it
             raise _timed_out(timeout_s, None)
@@ -407,12 +403,9 @@ class ThreadCaller(Caller):
     def _work(self) -> None:
         while (attempt := self._todo.get()) is not None:
             with self._lock:
-                over = attempt.over
-                if not over:
-                    attempt.place = threading.current_thread()
-            if over:  # it was given up before a thread came to it
-                self.settle(attempt, None, None)
-                continue
+                if attempt.over:
+                    continue
+                attempt.place = threading.current_thread()
             value, error = None, None
             try:
                 value = self._function.fn(attempt.record)

@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.watermark import IDLE, as_ms, duration_ms
+from penstock.runtime.event_time.windows import GRAIN_MOST
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.operators.pieces import in_pieces
 from penstock.runtime.operators.windowing import LATE
@@ -33,9 +34,9 @@ from penstock.runtime.state.nested import NestedMap
 IntervalHow = Literal["inner", "left", "right", "full"]
 TemporalHow = Literal["inner", "left"]
 
-# Watermarks come at multiples of at most this number of milliseconds, and at a part of what a record is kept for. They
-# may come more rarely than records are dropped, because what is kept longer changes no result.
-_GRAIN_MOST, _GRAIN_PART = 5, 20
+# Watermarks come at least at this part of what a record is kept for. They may come more rarely than records are
+# dropped, because what is kept longer changes no result.
+_GRAIN_PART = 20
 
 
 class _Join(Operator):
@@ -84,7 +85,7 @@ class IntervalJoin(_Join):
                 f"interval_join {self.name!r}: lower_s={self.lower / 1000:g} is above upper_s={self.upper / 1000:g}, "
                 "so nothing would match"
             )
-        self.time_grain = min(max(1, (self.upper - self.lower) // _GRAIN_PART), _GRAIN_MOST)
+        self.time_grain = min(max(1, (self.upper - self.lower) // _GRAIN_PART), GRAIN_MOST)
 
     @property
     def state_kind(self) -> str:
@@ -99,7 +100,7 @@ class TemporalJoin(_Join):
     fn(left, right), once the watermark has passed the time of the record, so in the order of the times."""
 
     kind = "temporal_join"
-    time_grain = _GRAIN_MOST
+    time_grain = GRAIN_MOST
 
     def __init__(
         self,

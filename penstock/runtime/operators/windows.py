@@ -207,22 +207,18 @@ class _Windows(Stage):
     def _add_by_time(self, key: Any, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
         window = self._window
         assert isinstance(window, Sliding)
+        size, slide = window.size, window.slide
+        # Windows that start here or before are over.
+        over = IDLE if self._watermark is None else self._watermark - self._lateness - size
         by_start: dict[int, list[tuple[Any, Any, Any]]] = {}
-        if window.slide == window.size:
-            for entry, start in zip(entries, window.last_starts(map(_time, entries)), strict=True):
+        late = []
+        for entry, last in zip(entries, window.last_starts(map(_time, entries)), strict=True):
+            if last <= over:
+                late.append(entry)
+            for start in range(last, max(over, entry[0] - size), -slide):
                 by_start.setdefault(start, []).append(entry)
-            for start in [start for start in by_start if self._is_over(start + window.size)]:
-                self._late(by_start.pop(start))
-        else:
-            late = []
-            for entry in entries:
-                starts = [start for start in window.starts(entry[0]) if not self._is_over(start + window.size)]
-                if not starts:
-                    late.append(entry)
-                for start in starts:
-                    by_start.setdefault(start, []).append(entry)
-            if late:
-                self._late(late)
+        if late:
+            self._late(late)
         for start, some in by_start.items():
             yield from self._add(key, (start, start + window.size), some)
 

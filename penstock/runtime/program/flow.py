@@ -14,11 +14,9 @@ are raised here, at the line that made them, before anything runs.
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import attrgetter, itemgetter
@@ -59,7 +57,7 @@ from penstock.runtime.operators.window_functions import (
 )
 from penstock.runtime.operators.windowing import WindowAggregated, WindowEmit
 from penstock.runtime.operators.windows import Updates, Windows
-from penstock.runtime.program.graph import Edge, Graph
+from penstock.runtime.program.graph import SAVEPOINT, Edge, Graph
 from penstock.runtime.records.userfunc import (
     DEAD_LETTERS,
     DeadLetter,
@@ -154,7 +152,6 @@ _METHODS: dict[type[grouping.Grouping], str] = {
     grouping.Key: "key_by",
 }
 
-_SAVEPOINT = "savepoint"  # what the store of a savepoint is called (runtime/host/store_keeper.py)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}")
 
 
@@ -174,7 +171,7 @@ class Flow:
             raise FlowError(
                 f"flow name {name!r}: use up to 100 letters, digits, '_', '-' and '.', starting with a letter or digit"
             )
-        if name == _SAVEPOINT:
+        if name == SAVEPOINT:
             raise FlowError(
                 f"flow name {name!r}: a savepoint has this name in the directory where it lies, and a job of this name "
                 "would overwrite it; give the flow another name"
@@ -360,7 +357,7 @@ class Stream(Generic[T_co]):
 
         `fn` may be a class with __call__, for what takes long to load: each task makes one object of it, with
         `fn_constructor_args` and `fn_constructor_kwargs`, and calls the object's open() and close() if it has them."""
-        fn = _constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map")
+        fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map")
         return self._flow._add(Map(fn, **options), (self,))
 
     @overload
@@ -393,7 +390,7 @@ class Stream(Generic[T_co]):
     ) -> Stream[U]:
         """Any number of outputs for each record: fn(record) returns an iterable, which is read lazily. `fn` may be a
         class, as in `map`."""
-        fn = _constructed(fn, fn_constructor_args, fn_constructor_kwargs, "flat_map")
+        fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "flat_map")
         return self._flow._add(FlatMap(fn, **options), (self,))
 
     def filter(self, fn: Callable[[T_co], Any] | Expr, **options: Unpack[Options]) -> Stream[T_co]:
@@ -522,7 +519,7 @@ class Stream(Generic[T_co]):
         waited for `linger_s` seconds. The barrier of an epoch, a watermark and the end of the input end the wait. When
         fn raises an error, all records of that call fail together: one dead letter has the list of them, and `skipped`
         counts each of them."""
-        fn = _constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map_batches", "batch")
+        fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map_batches", "batch")
         return self._flow._add(MapBatches(fn, batch_size, batch_format, min_batch, linger_s, **options), (self,))
 
     @overload
@@ -1407,24 +1404,6 @@ if TYPE_CHECKING:
         ) -> Stream[tuple[K_co, Bound_co, Bound_co, list[T_co], int]]: ...
 
         def collect(self, **options: Unpack[Options]) -> Stream[tuple[K_co, Bound_co, Bound_co, list[T_co], int]]: ...
-
-
-def _constructed(
-    fn: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None, method: str, takes: str = "record"
-) -> Any:
-    """Returns what `constructed` returns. Raises FlowError for the name of an argument that the class does not take,
-    and says which ones it takes."""
-    if kwargs and isinstance(fn, type):
-        with suppress(ValueError):  # classes written in C may not say what they take
-            parameters = inspect.signature(fn).parameters.values()
-            named = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-            unknown = next((str(name) for name in kwargs if name not in named), None)
-            if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in parameters):
-                raise FlowError(
-                    f"{method}: fn_constructor_kwargs: {fn.__qualname__} has no parameter {unknown!r}"
-                    f"{nearest(unknown, named) or ';'} it takes: {_listed(named) or 'nothing'}"
-                )
-    return constructed(fn, args, kwargs, method, takes)
 
 
 def _agg(stream: Stream[Any], results: dict[str, Aggregation], **options: object) -> Agg:

@@ -16,6 +16,9 @@ from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read
 
 # The remedy when one line adds two operators of the same name.
+#: The job whose store the directory of a savepoint is, whatever job it was made from. No flow may have this name.
+SAVEPOINT = "savepoint"
+
 _AGAIN = (
     ". In a notebook make the Flow in the same cell, so that a cell that is run again begins anew; in a loop give each "
     "a name of its own"

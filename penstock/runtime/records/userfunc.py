@@ -28,7 +28,7 @@ from types import CodeType, FrameType
 from typing import Any, Literal
 
 from penstock.runtime.errors import FlowError, RecordError, is_interrupt, shorten
-from penstock.runtime.mistakes import called
+from penstock.runtime.mistakes import called, nearest
 from penstock.runtime.records.pickle_errors import culprit
 from penstock.runtime.records.pickling import copied, dumps
 
@@ -460,7 +460,8 @@ def constructed(
     fn: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None, what: str, takes: str = "record"
 ) -> Any:
     """Returns a function, or for a class what makes its object in each task. Raises FlowError when the class cannot be
-    called with these arguments, or its object with one argument."""
+    called with these arguments, or its object with one argument. For the name of an argument that the class does not
+    take, the error says which ones it takes."""
     if not isinstance(fn, type) or not any("__call__" in vars(cls) for cls in fn.__mro__):
         if args or kwargs:
             raise FlowError(
@@ -470,6 +471,7 @@ def constructed(
         return fn
     made = Constructed(fn, args or (), kwargs or {})
     with suppress(ValueError):  # classes written in C may not say what they take
+        _check_names(fn, made._kwargs, what)
         for callable_, given, named in (
             (fn, made._args, made._kwargs),
             (fn.__call__, (None, takes), {}),
@@ -480,6 +482,17 @@ def constructed(
                 part = "__init__" if callable_ is fn else "__call__"
                 raise FlowError(f"{what}: {fn.__qualname__}.{part}: {error}") from None
     return made
+
+
+def _check_names(cls: type, kwargs: Mapping[str, Any], what: str) -> None:
+    parameters = inspect.signature(cls).parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    unknown = next((str(name) for name in kwargs if name not in names), None)
+    if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        raise FlowError(
+            f"{what}: fn_constructor_kwargs: {cls.__qualname__} has no parameter {unknown!r}"
+            f"{nearest(unknown, names) or ';'} it takes: {', '.join(names) or 'nothing'}"
+        )
 
 
 class OwnFunction:
