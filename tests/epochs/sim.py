@@ -790,7 +790,8 @@ class EpochCluster:
         if manifests and (manifest is None or manifest.epoch < max(manifests)):
             self._passed_over()
         if manifests and manifest is None:  # from the beginning the job would write again what its sinks have committed
-            self._fails("no epoch is left for another master")
+            self._nothing_is_left("no epoch is left for another master")
+            self.failed = self.over = True
             return
         self.masters += 1
         self.nodes.new_master()
@@ -836,12 +837,13 @@ class EpochCluster:
             self._open_store()
             self.store.forget_after(epoch)
 
-    def _fails(self, reason: str) -> None:
-        """The job ends because nothing is left to go on from, which must be so."""
+    def _nothing_is_left(self, reason: str) -> None:
+        """The job is to end because nothing is left to go on from, which must be so now. Until its processes have
+        ended, a worker whose answer got lost may still write what was damaged again."""
         assert self.store.ruined, reason
-        assert self._older(None) is None, f"the job fails ({reason}), and epoch {self._older(None)} can be read"
+        left = self._older(None)
+        assert left is None, f"the job fails ({reason}), and epoch {left} can be read"
         self.counts["jobs that nothing is left of"] += 1
-        self.failed = self.over = True
 
     # --- placement, for the JobHost ------------------------------------------------------------------------------
 
@@ -973,7 +975,7 @@ class EpochCluster:
         if self.spark is not None:
             self.spark.close()
         if end.state == "FAILED" and "no older epoch" in (end.error or ""):
-            self._fails(str(end.error))
+            self.failed = self.over = True
             return
         assert end.state == "FINISHED", f"the job ended: {end}"
         assert self.coordinator.state == "ENDED", f"finished, and the coordinator is {self.coordinator.state}"
@@ -993,8 +995,8 @@ class EpochCluster:
             next(tries)
         except StopIteration as end:
             manifest = end.value
-        except SnapshotDamaged:
-            pass
+        except SnapshotDamaged as error:
+            self._nothing_is_left(str(error))
         else:
             self.counts["waits to go back to an older epoch"] += 1
             self._after(self.closing.random() * 0.01, lambda: self._look_for_older(command, tries))

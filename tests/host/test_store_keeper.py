@@ -72,6 +72,28 @@ def test_the_refused_epoch_itself_is_chosen_when_its_snapshots_were_compacted_me
     assert found.epoch == 1, "nobody can read these either"
 
 
+def test_the_refused_epoch_itself_is_chosen_once_more_when_what_was_damaged_was_written_again(tmp_path: Path) -> None:
+    """A worker whose first answer got lost writes the same snapshot a second time."""
+    store = Store.open(str(tmp_path), "job")
+    store.inline_bytes = 0
+    blob = store.put("snapshots/00000001-0", [b"state"])
+    whose = {"number": 0, "name": "count[0]", "index": 0, "parallelism": 1, "operators": ["count"]}
+    written = replace(manifest(1), tasks=[TaskEntry(**whose, finished=False, groups=None, blobs=[blob])])  # type: ignore[arg-type]
+    store.write_manifest(written)
+    keeper = StoreKeeper(store, Collected(epochs=True), said=lambda reason: None)
+    keeper.continue_from(written)
+    (tmp_path / "job" / blob.name).write_bytes(b"stale")
+    (tmp_path / "job" / blob.name.replace("snapshots", "copies")).unlink()
+    with pytest.raises(SnapshotDamaged, match="has changed since it was written"):
+        keeper.older(1, "it was damaged")
+    store.put(blob.name, [b"state"])
+    found = keeper.older(1, "it was damaged")
+    assert found is not None
+    assert found.epoch == 1
+    with pytest.raises(SnapshotDamaged, match="nobody can read it"):
+        keeper.older(1, "nobody can read it")
+
+
 def test_without_one_before_it_the_reason_is_told(keeper: StoreKeeper) -> None:
     with pytest.raises(SnapshotDamaged, match="epoch 1: no readable header"):
         keeper.older(1, "no readable header")

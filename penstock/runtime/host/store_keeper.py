@@ -106,6 +106,7 @@ class StoreKeeper:
         self._lost: dict[str, str] = {}  # blobs that the kept epochs need, and why they cannot be read
         self._spoiled: dict[str, str] = {}  # those of them that are there, but not as they were written
         self._collected_lost = False
+        self._chosen_again: set[str] | None = None  # blobs of an epoch that was refused, and then found whole
         # When the next check is due, and the time before which it would take too much time.
         self._look_at = self._look_after = 0.0
         self._examining: Iterator[int] | None = None
@@ -447,8 +448,10 @@ class StoreKeeper:
     def older(self, refused: int, reason: str) -> Manifest | None:
         """Returns the newest undamaged epoch before one that was refused for this reason, with all its blobs, and
         deletes the manifests of later ones. It is the refused epoch itself when its snapshots were compacted meanwhile,
-        and those from which the compacted ones were made are still there. Returns None when the keeper was closed, or
-        when there is no epoch. Raises SnapshotDamaged when there are epochs and none can be used."""
+        and those from which the compacted ones were made are still there. When no other epoch can be used, it is the
+        refused epoch, but only once, if a worker whose answer got lost has meanwhile written again what was damaged.
+        Returns None when the keeper was closed, or when there is no epoch. Raises SnapshotDamaged when there are epochs
+        and none can be used."""
         return self._with_pauses(self.looking_for_older(refused, reason))
 
     def looking_for_older(self, refused: int, reason: str) -> Generator[None, None, Manifest | None]:
@@ -465,8 +468,15 @@ class StoreKeeper:
 
         while True:
             try:
-                found = self.store.latest(usable)
-                manifest = None if found is None else found[0]
+                try:
+                    found = self.store.latest(usable)
+                    manifest = None if found is None else found[0]
+                except SnapshotDamaged:
+                    if unreadable is None or unreadable == self._chosen_again:
+                        raise
+                    manifest = self.store.read_manifest(refused)
+                    self.store.verify(manifest)
+                    self._chosen_again = unreadable
                 # Sinks are about to undo what later epochs have committed.
                 self.store.forget_after(0 if manifest is None else manifest.epoch)
                 if manifest is not None:
