@@ -39,6 +39,7 @@ from penstock.runtime.program.plan import Plan
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
+from penstock.runtime.worker.blackbox import Note
 
 
 def plan_of(workers: int) -> Plan:
@@ -253,6 +254,18 @@ def test_a_death_of_which_nothing_is_known_is_not_guessed_at(caplog: pytest.LogC
     job.take(job.host.process_died(1, incarnation, "it has gone", None, None, job.now, known=False))
     assert "it has gone; the agent of its node cannot say how" in caplog.text
     assert "for want of memory" not in caplog.text
+
+
+def test_a_task_that_was_running_at_two_deaths_is_said_to_take_its_records_one_by_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = running()
+    for deaths in (1, 2):
+        incarnation = job.host.lives.incarnation(1)
+        job.take(job.host.process_died(1, incarnation, "it was killed", Note(1), None, job.now))
+        job.tick(10.0)
+        said = "job job: task last[0] was running at two deaths, so until 10 epochs have completed it takes its records"
+        assert caplog.text.count(said) == deaths - 1
 
 
 def test_a_process_is_not_ready_twice() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.event_time.windows import Tumbling
-from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, closing_words, no_status
+from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, hook_words, no_status
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.relaying.relay import Relay
@@ -280,15 +280,18 @@ def test_a_relay_that_has_said_nothing_yet_has_zeros_for_what_it_will_say() -> N
 
 def test_of_several_calls_that_do_not_return_the_longest_is_told() -> None:
     def closing(worker: int, for_s: float, failure: str | None = None) -> dict[str, Any]:
-        return {"index": worker, "closing": {"operator": f"op{worker}", "for_s": for_s, "failure": failure}}
+        return {
+            "index": worker,
+            "hook": {"operator": f"op{worker}", "name": "close", "for_s": for_s, "failure": failure},
+        }
 
-    none = {"index": 0, "closing": None}
-    assert closing_words([none, closing(1, 9.0)], WORKERS, 10) is None
-    assert closing_words([none, closing(1, 12.0)], WORKERS, 10) == (
+    none = {"index": 0, "hook": None}
+    assert hook_words([none, closing(1, 9.0)], WORKERS, 10) is None
+    assert hook_words([none, closing(1, 12.0)], WORKERS, 10) == (
         "close() of operator 'op1', which has not returned for 12 s in worker 1 (process 101). Correct what it waits "
         "for; to end the job without it, cancel the job."
     )
-    said = closing_words([closing(0, 13.0, "it was full."), closing(1, 12.0)], WORKERS, 10)
+    said = hook_words([closing(0, 13.0, "it was full."), closing(1, 12.0)], WORKERS, 10)
     assert said is not None
     assert "'op0', which has not returned for 13 s in worker 0 (process 100), nor have calls in 1 more" in said
     assert "; what failed before: it was full. Correct" in said

@@ -120,7 +120,7 @@ HANGING: dict[str, Callable[[ps.Flow, Path], Any]] = {
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_runner, "_CLOSING_S", 0.2)
+    monkeypatch.setattr(job_runner, "_HOOK_S", 0.2)
 
 
 def says(job: ps.Job, words: str) -> dict[str, Any]:
@@ -154,6 +154,48 @@ def test_the_status_says_whose_close_does_not_return(
     status = job.wait(LIMIT_S, progress=False)
     assert (status["state"], status["waits_for"]) == ("FINISHED", None)
     assert not workers_here()
+
+
+class Opening:
+    def __init__(self, until: Path) -> None:
+        self.until = until
+
+    def open(self) -> None:
+        hang(self.until)
+
+    def __call__(self, record: int) -> int:
+        return record
+
+
+class Loading(Opening):
+    """What takes long is the constructor, which the worker calls."""
+
+    def __init__(self, until: Path) -> None:
+        hang(until)
+
+    def open(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("epoch_interval_s", [0.1, None], ids=["epochs", "no epochs"])
+@pytest.mark.parametrize("by_class", [False, True])
+def test_the_status_says_whose_open_does_not_return(
+    by_class: bool, epoch_interval_s: float | None, fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    flow = ps.Flow(fresh_name(), parallelism=1)
+    until = tmp_path / "go"
+    if by_class:
+        mapped = numbers(flow).map(Loading, fn_constructor_args=(until,), name="it")
+    else:
+        mapped = numbers(flow).map(Opening(until), name="it")
+    mapped.write(ps.sinks.Null())
+    job = ps.run(flow, workers=1, local=True, epoch_interval_s=epoch_interval_s, checkpoints=tmp_path / "epochs")
+    try:
+        says(job, r"open\(\) of operator 'it', which has not returned for \d+ s in worker 0 \(process \d+\)")
+    finally:
+        until.touch()
+    status = job.wait(LIMIT_S, progress=False)
+    assert (status["state"], status["waits_for"]) == ("FINISHED", None)
 
 
 def test_a_job_whose_close_does_not_return_can_be_cancelled(fresh_name: Callable[[], str], tmp_path: Path) -> None:

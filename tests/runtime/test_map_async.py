@@ -240,22 +240,27 @@ def test_a_window_misses_no_result_although_calls_end_in_any_order(kind: str, or
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ordered", [True, False])
 def test_no_more_calls_than_allowed_are_under_way(kind: str, ordered: bool) -> None:
-    lock, now, most = Lock(), 0, 0
+    lock, now, most, full = Lock(), 0, 0, Event()
 
     def count(change: int) -> None:
         nonlocal now, most
         with lock:
             now += change
             most = max(most, now)
+            if now >= 7:
+                full.set()
 
     async def wait(n: int) -> int:
         count(1)
+        while not full.is_set():  # the first calls wait for one another
+            await asyncio.sleep(0.001)
         await asyncio.sleep(n % 3 / 1000)
         count(-1)
         return n
 
     def block(n: int) -> int:
         count(1)
+        full.wait(60)
         time.sleep(n % 3 / 1000)
         count(-1)
         return n
@@ -650,6 +655,29 @@ def test_sys_exit_in_a_call_is_a_failure_of_the_record() -> None:
         raise SystemExit(3)
 
     assert run(lambda s: s.map_async(leave, on_error="skip"), [1, 2]) == []
+
+
+def test_a_coroutine_may_cancel_all_others_of_its_loop() -> None:
+    """Some are cancelled before their first step. Each is a failed record, and the job neither hangs nor loses one."""
+
+    async def work(n: int) -> int:
+        if n % 10 == 0:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+        else:
+            await asyncio.sleep(0)
+        return n
+
+    def failing(stream: Stream) -> Stream:
+        calls = stream.map_async(work, concurrency=8, on_error="dead_letter")
+        calls.dead_letters().map(lambda letter: (letter.record, letter.error)).write(Collect(), name="failed")
+        return calls
+
+    out = run(failing, range(100))
+    failed = dict(record for record in out if isinstance(record, tuple))
+    assert sorted([*failed, *(record for record in out if isinstance(record, int))]) == list(range(100))
+    assert failed
+    assert all("CancelledError" in error for error in failed.values())
 
 
 def test_functions_that_have_no_one_result_are_refused() -> None:

@@ -789,6 +789,15 @@ class JobHost:
     def _build_tasks(self, command: protocol.BuildTasks) -> None:
         self._out.append(UndoSinkRecords(command.tasks, command.generation, frozenset(self.plan.by_number)))
         modes = {task: how for task, how in self.suspects.modes().items() if task in command.tasks}
+        for task, how in modes.items():
+            logger.warning(
+                "job %s: task %s was running at two deaths, so until %s epochs have completed it takes its records one "
+                "by one, to find a record that kills; meanwhile it is slower, and a map_async in it makes one call at "
+                "a time",
+                self.plan.name,
+                self.plan.task_name(self.plan.by_number[task]),
+                f"{how.epochs:,}",
+            )
         addresses = self.lives.addresses()
         for worker in sorted(self.running):
 

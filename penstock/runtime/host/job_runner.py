@@ -65,7 +65,7 @@ from penstock.runtime.host.processes import CannotStart, ProcessDied, Processes,
 from penstock.runtime.host.relay_runner import RelayRunner
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.resequencer import Resequencer
-from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, closing_words
+from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, hook_words
 from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.host.watched_process import LastWords
 from penstock.runtime.host.worker_process import WorkerOptions
@@ -107,7 +107,7 @@ _SPARES_AFTER_S = 10.0
 _KEEPER_END_S = 60.0
 # After so long without an answer from the store, or in the close() of an operator, the status says so.
 _STORE_SILENT_S = 10.0
-_CLOSING_S = 10.0
+_HOOK_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -989,7 +989,7 @@ class JobRunner:
                 if self._last_status is None:
                     raise
                 return self._last_status
-        more = {"waits_for": closing_words(reports, status["workers"], _CLOSING_S), **self._waiting()}
+        more: dict[str, Any] = {"waits_for": self._waiting() or hook_words(reports, status["workers"], _HOOK_S)}
         more |= {**self._epochs_status(), **self._placement(), **self._spark()}
         more["relays"] = [] if host is None else self._relays_status(host.relays_status(), patience_s)
         return {**status, "spares": 0 if self._processes is None else self._processes.spares(), **more}
@@ -1000,8 +1000,8 @@ class JobRunner:
         self._relays_said = {n: report for n, report in {**self._relays_said, **said}.items() if n in numbers}
         return [{**NO_RELAY_REPORT, **self._relays_said.get(relay["number"], {}), **relay} for relay in known]
 
-    def _waiting(self) -> dict[str, Any]:
-        return {"waits_for": self._opening.waits_for or self._carrier.waits_for()} if self._waits else {}
+    def _waiting(self) -> str | None:
+        return self._opening.waits_for or self._carrier.waits_for() if self._waits else None
 
     def _placement(self) -> dict[str, Any]:
         found = self._carrier.placement_status()

@@ -14,8 +14,8 @@ earlier ones.
 Every status has all of these keys, also before anything is known of the job (`no_status`), so that nobody who looks at
 them must know what the job has and how far it is. The parts of which a job has none stay as they are in `no_status`.
 
-`waits_for` says what a job that starts waits for. Later it is None, unless the close() of an operator does not return
-(`closing_words`). `spares` is the number of spare processes that are ready. `relays` has a dict for each relay
+`waits_for` says what a job that starts waits for. Later it is None, unless the open() or close() of an operator does
+not return (`hook_words`). `spares` is the number of spare processes that are ready. `relays` has a dict for each relay
 (docs/cluster.md). `queued` is the number of records in the inboxes of an operator's tasks, and `waiting` that of all
 records that wait for the operator, with those that its source has not read and those that its senders hold back
 (runtime/worker/waiting.py). Operators that are fused into one chain share both, which stand at the first of them.
@@ -112,21 +112,21 @@ def no_status(name: str, state: str, error: str | None = None) -> dict[str, Any]
     }
 
 
-def closing_words(reports: list[dict[str, Any]], workers: list[dict[str, Any]], patience_s: float) -> str | None:
-    """Returns what a job waits for when a close() has not returned for so long, by the reports of its workers and their
-    rows in the status. Returns None when there is no such call. A worker in such a call answers, so it is not taken for
-    one that hangs."""
-    stuck = [report for report in reports if report["closing"] and report["closing"]["for_s"] > patience_s]
+def hook_words(reports: list[dict[str, Any]], workers: list[dict[str, Any]], patience_s: float) -> str | None:
+    """Returns what a job waits for when an open() or close() has not returned for so long, by the reports of its
+    workers and their rows in the status. Returns None when there is no such call. A worker in such a call answers, so
+    it is not taken for one that hangs."""
+    stuck = [report for report in reports if report["hook"] and report["hook"]["for_s"] > patience_s]
     if not stuck:
         return None
-    report = max(stuck, key=lambda report: report["closing"]["for_s"])
-    worker, closing = report["index"], report["closing"]
+    report = max(stuck, key=lambda report: report["hook"]["for_s"])
+    worker, hook = report["index"], report["hook"]
     pid = next((f" (process {row['pid']})" for row in workers if row["index"] == worker), "")
     more = f", nor have calls in {len(stuck) - 1} more of the workers" if len(stuck) > 1 else ""
-    failure = f"; what failed before: {closing['failure'].rstrip('.')}" if closing["failure"] else ""
+    failure = f"; what failed before: {hook['failure'].rstrip('.')}" if hook["failure"] else ""
     return (
-        f"close() of operator {closing['operator']!r}, which has not returned for {closing['for_s']:.0f} s in worker "
-        f"{worker}{pid}{more}{failure}. Correct what it waits for; to end the job without it, cancel the job."
+        f"{hook['name']}() of operator {hook['operator']!r}, which has not returned for {hook['for_s']:.0f} s in "
+        f"worker {worker}{pid}{more}{failure}. Correct what it waits for; to end the job without it, cancel the job."
     )
 
 

@@ -234,7 +234,7 @@ class WorkerProcess:
             "core_wait_ns": 0 if cpu is None else cpu.core_wait_ns,
             "threads_ns": 0 if cpu is None else cpu.threads_ns,
             "tasks": tasks,
-            "closing": None if self._loop is None else self._loop.closing(),
+            "hook": None if self._loop is None else self._loop.hook(),
             "ring_bytes": 0 if transport is None else transport.ring_bytes,
             "transports": {} if transport is None else transport.reasons(),
             "sent_bytes": {} if transport is None else transport.sent_bytes(),

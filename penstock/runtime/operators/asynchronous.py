@@ -32,6 +32,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitEnded
 from datetime import timedelta
+from functools import partial
 from inspect import isawaitable
 from queue import SimpleQueue
 from types import FrameType, TracebackType
@@ -235,6 +236,7 @@ class LoopCaller(Caller):
             for attempt in self._begun.popleft():
                 if not attempt.over:
                     attempt.place = self._loop.create_task(self._run(attempt))
+                    attempt.place.add_done_callback(partial(self._ended, attempt))
                     self._tasks.add(attempt.place)
 
     async def _run(self, attempt: Attempt) -> None:
@@ -245,6 +247,12 @@ class LoopCaller(Caller):
             error = raised
         self._tasks.discard(attempt.place)
         self.settle(attempt, value, error)
+
+    def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+        # `_run` does not run at all when another coroutine of the user's cancels its task before its first step.
+        self._tasks.discard(task)
+        if not attempt.over:
+            self.settle(attempt, None, asyncio.CancelledError("the call was cancelled before it began"))
 
     def _tell(self) -> None:
         # At the end of this round of the loop, so that one wake-up is enough for all calls that end in it.

@@ -394,12 +394,13 @@ class _Joined(_Buffered):
 class AggregateFunction:
     """Base class of a user's own aggregate: `keyed.aggregate(MyAggregator())`, also of windows.
 
-    An accumulator is whatever `create` returns; it is saved with epochs, so it must be picklable. `add` and `merge` may
-    change the accumulator that they get, or return another one. With `merge`, senders add up their records before they
-    send anything, unless each record must show (`emit="every"`, early results, late records that the flow uses, an
-    `on_error` that skips records). So merging two accumulators must give what adding all their records to one would
-    give. Each sender's records are added in their order. Results are copied (`copy.deepcopy`), unless they are
-    numbers or texts, so that a later change of the accumulator changes no result that was emitted.
+    An accumulator is whatever `create` returns; it is saved with epochs, so it must be picklable. `add` and `merge`
+    must return the accumulator: the one that they got, which they may change, or another one. With `merge`, senders add
+    up their records before they send anything, unless each record must show (`emit="every"`, early results, late
+    records that the flow uses, an `on_error` that skips records). So merging two accumulators must give what adding all
+    their records to one would give. Each sender's records are added in their order. Results are copied
+    (`copy.deepcopy`), unless they are numbers or texts, so that a later change of the accumulator changes no result
+    that was emitted.
     """
 
     def create(self) -> Any:

@@ -108,7 +108,7 @@ class RunLoop:
         self.lost: list[str] = []  # lost messages, with their senders; recovery sends the messages again
         self._stopping = False
         self._over = False
-        self._closing: Task | None = None  # the task that is being closed
+        self._in_hook: Task | None = None  # the task that is being opened or closed
         self._failure: BaseException | None = None  # why `run` ends, before the tasks are closed
         self._begun = bool(wiring.tasks)  # if there are no tasks yet, they are built later
         self._calls = Calls(transport.wake, lambda: LoopEnded("the run loop has ended"))
@@ -152,15 +152,16 @@ class RunLoop:
         root = self.wiring.root
         return [] if root is None else root.status()
 
-    def closing(self) -> dict[str, Any] | None:
-        """Returns which operator is being closed, for how many seconds, and which failure it was that ends the run, if
-        there was one. Returns None when nothing is being closed. A user's close() may never return."""
-        task = self._closing
-        if task is None or task.closing is None:
+    def hook(self) -> dict[str, Any] | None:
+        """Returns which operator is being opened or closed, which of the two ("open", "close"), for how many seconds,
+        and which failure it was that ends the run, if there was one. Returns None when nothing is being opened or
+        closed. A user's open() or close() may never return."""
+        task = self._in_hook
+        if task is None or task.hook is None:
             return None
-        operator, since = task.closing
+        operator, name, since = task.hook
         failure = None if self._failure is None else describe(self._failure).partition("\n")[0]
-        return {"operator": operator, "for_s": (self.clock() - since) / 1e9, "failure": failure}
+        return {"operator": operator, "name": name, "for_s": (self.clock() - since) / 1e9, "failure": failure}
 
     def load(self) -> list[TaskLoad]:
         """Returns the part of `status` by which the paradigm scheduler decides. Drops samples that nobody takes."""
@@ -242,7 +243,7 @@ class RunLoop:
         try:
             for task in self.tasks:
                 if not task.opened:
-                    task.open()
+                    self._open(task)
             self._loop()
             failed = self.halted
             if self.halted and self._cancelled_after is not None:
@@ -516,7 +517,7 @@ class RunLoop:
         splits = {number: given for number, (_, _, _, given) in saved.items() if given is not None}
         made = self.wiring.build_tasks(numbers, generation=generation, epoch=epoch, splits=splits)
         for task in made:
-            task.open()
+            self._open(task)
             if generation > 1:  # not when the job's tasks are built for the first time
                 states, finished, whole_next, _ = saved[task.task.number]
                 task.restore(epoch, states, finished=finished, whole_next=whole_next)
@@ -550,14 +551,21 @@ class RunLoop:
 
     # -----------------------------------------------------------------------------------------------------------
 
+    def _open(self, task: Task) -> None:
+        self._in_hook = task
+        try:
+            task.open()
+        finally:
+            self._in_hook = task.hook = None
+
     def _close(self, task: Task, failed: bool) -> None:
         # A source closes its reader before its stages.
-        task.closing = (task.stages[0].context.operator.name, self.clock())
-        self._closing = task
+        task.hook = (task.stages[0].context.operator.name, "close", self.clock())
+        self._in_hook = task
         try:
             task.close(failed)
         finally:
-            self._closing = None
+            self._in_hook = task.hook = None
 
     def _close_all(self, tasks: list[Task], failed: bool) -> None:
         """Closes all tasks. The first error of closing is raised only when nothing had failed before."""

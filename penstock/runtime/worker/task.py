@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter_ns, time
-from typing import Any
+from typing import Any, Literal
 
 from penstock.runtime.event_time.watermark import END_OF_TIME, Watermark, Watermarks
 from penstock.runtime.exchange.channel import InChannel, OutChannel
@@ -155,8 +155,8 @@ class Task:
         self.answered = 0  # the number of records of its input that Spark has answered
         self.unprocessed = 0  # of the records sent to Spark, the number of those that failed there
         self.sample: Sample | None = None  # what it processes is added, while somebody has asked for a sample
-        # The operator that `close` is closing, and since when; other threads may ask.
-        self.closing: tuple[str, int] | None = None
+        # The operator that is being opened or closed, which of the two, and since when; other threads may ask.
+        self.hook: tuple[str, Literal["open", "close"], int] | None = None
         self._own_diverted: StageState | None = None  # the offsets of a source at a barrier that is passed on later
         self.record_by_record: RecordByRecord | None = None  # set in a task that was running at a death
         self._has_fired = False  # whether timers were called after the last input
@@ -229,6 +229,7 @@ class Task:
         """Opens the stages. Errors count as the operator's own."""
         self._life.move("open")
         for stage in self.stages:
+            self.hook = (stage.context.operator.name, "open", self.clock())
             with stage.errors.blamed("(opening)"):
                 stage.open()
 
@@ -238,7 +239,7 @@ class Task:
         self._life.move("close")
         first: Exception | None = None
         for stage in self.stages:
-            self.closing = (stage.context.operator.name, self.clock())
+            self.hook = (stage.context.operator.name, "close", self.clock())
             try:
                 with stage.errors.blamed("(closing)"):
                     stage.close(failed)
