@@ -77,7 +77,9 @@ from tests.epochs.nodes import Nodes
 from tests.epochs.relays import Relays
 from tests.runtime.random_flows import RandomFlow
 
-STEPS_MAX = 300_000  # of a run; few need a thirtieth of it, and slow nodes with small windows a third (seed 3099)
+STEPS_MAX = (
+    1_000_000  # of a run; few need a hundredth of it, and one with 4,900 switches to Spark 388,668 (seed 304972)
+)
 IDLE_MAX = 12_000  # in which no record is taken up, nobody dies or is made again; more in a large flow, see IDLE_A_TASK
 IDLE_A_TASK = 1_000
 
