@@ -29,6 +29,7 @@ def small_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLAB_MESSAGE", 10)
     monkeypatch.setattr(module, "_SLAB_LEAST", 32)
     monkeypatch.setattr(module, "_SLAB_MOST", 256)
+    monkeypatch.setattr(module, "_FILE_LEAST", MEMORY)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -351,6 +352,20 @@ def test_files_are_few_however_many_channels_share_the_memory(tmp_path: Path) ->
     assert [entry[2] for entry in held(caches[-1])] == data[199::200]
     caches[-1].clear()
     assert (output_caches.used, output_caches.spilled, open_files(tmp_path)) == (0, 0, 0)
+
+
+def test_files_are_few_however_little_memory_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory each message goes to disk as soon as it is there: a file for each would use up the descriptors."""
+    monkeypatch.undo()
+    output_caches = OutputCaches(0, directory=str(tmp_path))
+    cache = output_caches.cache()
+    for number in range(2000):
+        cache.append((DATA, 0, 1, 4, number.to_bytes(4, "little")))
+    assert output_caches.spilled_messages == 2000
+    assert open_files(tmp_path) == 1
+    assert [bytes(part) for entry in cache.entries for part in cache.parts(entry)] == [
+        number.to_bytes(4, "little") for number in range(2000)
+    ]
 
 
 def test_the_room_of_old_epochs_is_free_while_newer_ones_wait(tmp_path: Path) -> None:

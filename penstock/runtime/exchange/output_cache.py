@@ -49,6 +49,9 @@ SLAB_MESSAGE = 2048
 _SLAB_LEAST = 16 * 1024
 _SLAB_MOST = 1024 * 1024
 
+# A file takes at least this many bytes, however little memory the caches may use, so that few files are open.
+_FILE_LEAST = 16 * 1024 * 1024
+
 
 class OnDisk(NamedTuple):
     """The place of a message's bytes in a file."""
@@ -123,7 +126,7 @@ class OutputCaches:
         """Writes messages to a file, and returns the place of each of them. All caches share files: with many channels,
         a file for each spill would use up the descriptors of the process."""
         file = self._file()
-        if file is None or self._file_bytes >= self.memory_bytes:
+        if file is None or self._file_bytes >= max(self.memory_bytes, _FILE_LEAST):
             file = tempfile.TemporaryFile(dir=self.directory, buffering=0)  # noqa: SIM115 - its entries keep it
             self._file, self._file_bytes = weakref.ref(file), 0
         places = []
