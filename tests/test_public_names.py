@@ -113,6 +113,17 @@ async def ask(order: Order) -> float:
 asked: ps.Stream[float] = parsed.map_async(ask)
 
 
+class Asking:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def __call__(self, order: Order) -> str:
+        return order.user
+
+
+names: ps.Stream[str] = parsed.map_async(Asking, fn_constructor_kwargs={"url": "here"})
+
+
 def twice(ctx: ps.ProcessContext, user: str, order: Order) -> list[int]:
     return [order.cents, order.cents]
 
@@ -135,6 +146,7 @@ class Letters:
 
 scores: ps.Stream[float] = parsed.map(Model, fn_constructor_kwargs={"path": "other"})
 letters: ps.Stream[str] = parsed.flat_map(Letters)
+halves: ps.Stream[float] = parsed.map_async(Model, fn_constructor_args=("other",))
 
 
 class Weighed:

@@ -769,6 +769,40 @@ def test_objects_are_opened_and_closed_once_in_each_task(cls: type[Opened], tmp_
     assert sorted((tmp_path / "log").read_text().split()) == ["close"] * 3 + ["open"] * 3
 
 
+@pytest.mark.parametrize("cls", [Opened, OpenedInLoop])
+def test_each_task_makes_and_opens_an_object_of_a_class(cls: type[Opened], tmp_path: Path) -> None:
+    args = (tmp_path / "log",)
+    out = run(lambda s: s.rebalance().map_async(cls, fn_constructor_args=args, parallelism=3), range(30))
+    assert sorted(out) == list(range(1, 31))
+    assert sorted((tmp_path / "log").read_text().split()) == ["close"] * 3 + ["open"] * 3
+
+
+def test_coroutines_of_a_class_are_under_way_together() -> None:
+    """They run on one loop, and not each in a thread."""
+
+    class Meeting:
+        def __init__(self, size: int) -> None:
+            self.size, self.here, self.all_here = size, 0, asyncio.Event()
+
+        async def __call__(self, n: int) -> int:
+            self.here += 1
+            if self.here == self.size:
+                self.all_here.set()
+            await self.all_here.wait()
+            return n + self.size
+
+    out = run(lambda s: s.map_async(Meeting, fn_constructor_kwargs={"size": 20}, concurrency=20), range(20))
+    assert out == list(range(20, 40))
+
+
+def test_arguments_of_constructors_are_for_classes() -> None:
+    stream = Flow("f").read(Memory([]))
+    with pytest.raises(FlowError, match="are for a class, whose object is the function"):
+        stream.map_async(called("coroutine", int), fn_constructor_args=(1,))
+    with pytest.raises(FlowError, match="map_async: fn_constructor_kwargs: Opened has no parameter 'path'"):
+        stream.map_async(Opened, fn_constructor_kwargs={"path": 1})
+
+
 def test_an_async_open_of_a_plain_function_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"open\(\) is an async function"):
         run(lambda s: s.map_async(HalfAsync(tmp_path / "log")), [1])

@@ -525,6 +525,36 @@ class Stream(Generic[T_co]):
     @overload
     def map_async(
         self,
+        fn: type[_Called[T_co, Awaitable[U]]],
+        *,
+        concurrency: int = 100,
+        timeout_s: float | timedelta | None = None,
+        ordered: bool = True,
+        retries: int = 0,
+        retry_wait_s: float | timedelta = 0.0,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    @overload
+    def map_async(
+        self,
+        fn: type[_Called[T_co, U]],
+        *,
+        concurrency: int = 100,
+        timeout_s: float | timedelta | None = None,
+        ordered: bool = True,
+        retries: int = 0,
+        retry_wait_s: float | timedelta = 0.0,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    @overload
+    def map_async(
+        self,
         fn: Callable[[T_co], Awaitable[U]],
         *,
         concurrency: int = 100,
@@ -532,6 +562,8 @@ class Stream(Generic[T_co]):
         ordered: bool = True,
         retries: int = 0,
         retry_wait_s: float | timedelta = 0.0,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Stream[U]: ...
 
@@ -545,26 +577,30 @@ class Stream(Generic[T_co]):
         ordered: bool = True,
         retries: int = 0,
         retry_wait_s: float | timedelta = 0.0,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Stream[U]: ...
 
     def map_async(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[[Any], Any] | type[_Called[Any, Any]],
         *,
         concurrency: int = 100,
         timeout_s: float | timedelta | None = None,
         ordered: bool = True,
         retries: int = 0,
         retry_wait_s: float | timedelta = 0.0,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Stream[Any]:
         """One output a record: what fn(record) returns, in calls that wait for something else, such as a service.
 
         `fn` is a coroutine function, which runs on an asyncio loop in one thread of each task, or any other function,
         which runs in threads of the task. It may be an object with open() and close(), which a coroutine function may
-        have as coroutine functions too. Each task has at most `concurrency` records under way, and takes no more input
-        meanwhile. A result that waits for its turn counts too.
+        have as coroutine functions too, or a class with __call__, as for `map`. Each task has at most `concurrency`
+        records under way, and takes no more input meanwhile. A result that waits for its turn counts too.
 
         `ordered`: results leave in the order of their records; False: as they are ready. No watermark overtakes a
         record that came before it, so a window misses no result. The order among tasks, and so for each key, is kept
@@ -578,6 +614,7 @@ class Stream(Generic[T_co]):
 
         Epochs do not wait for calls. They save the records that are under way, and a job that goes back makes their
         calls again. So a call may be made twice, and its result leaves once."""
+        fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map_async")
         operator = MapAsync(fn, concurrency, timeout_s, ordered, retries, retry_wait_s, **options)
         return self._flow._add(operator, (self,))
 

@@ -372,6 +372,8 @@ def is_coroutine_function(function: Any) -> bool:
     """Whether a function, or the one inside partials, or that of an object's class, is written with `async def`."""
     while isinstance(function, partial):
         function = function.func
+    if isinstance(function, Constructed):
+        return function.awaits
     return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)
 
 
@@ -441,19 +443,22 @@ class Constructed:
         self._made: Any = None
         self.__qualname__ = cls.__qualname__
 
-    def open(self) -> None:
-        """Makes the object."""
+    @property
+    def awaits(self) -> bool:
+        """Whether the calls of the object are coroutines."""
+        return inspect.iscoroutinefunction(self._cls.__call__)
+
+    def open(self) -> Any:
+        """Makes the object. Returns what its open() has returned."""
         self._made = self._cls(*self._args, **self._kwargs)
-        if has_hook(self._made, "open"):
-            self._made.open()
+        return self._made.open() if has_hook(self._made, "open") else None
 
     def __call__(self, record: Any) -> Any:
         return self._made(record)
 
-    def close(self) -> None:
-        """Closes the object, if it has a close()."""
-        if self._made is not None and has_hook(self._made, "close"):
-            self._made.close()
+    def close(self) -> Any:
+        """Closes the object, if it has a close(). Returns what that has returned."""
+        return self._made.close() if self._made is not None and has_hook(self._made, "close") else None
 
 
 def constructed(
