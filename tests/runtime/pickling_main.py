@@ -5,6 +5,7 @@ python tests/runtime/pickling_main.py CASE DIRECTORY
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import subprocess
@@ -13,7 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from penstock.runtime.epochs.snapshot import Merged, encode_snapshot
 from penstock.runtime.records import pickling
@@ -103,6 +106,71 @@ class Gift(Order):
     pass
 
 
+_T = TypeVar("_T")
+
+
+class Tick(msgspec.Struct, frozen=True, order=True):
+    symbol: str
+    price: float = 1.5
+    venues: tuple[str, ...] = ()
+
+    market: ClassVar[str] = "here"
+
+    def cents(self) -> int:
+        return round(self.price * 100)
+
+
+class Event(msgspec.Struct, kw_only=True, tag="event", tag_field="kind", rename="camel"):
+    created_ms: int
+    labels: list[str] = msgspec.field(default_factory=list)
+    parent: Event | None = None
+
+    def __post_init__(self) -> None:
+        if not self.labels:  # msgspec calls this when an object is unpickled, too
+            self.labels.append(f"made at {self.created_ms}")
+
+
+class Sale(Event, array_like=False, omit_defaults=True):
+    """One that inherits fields, and makes objects of its own class."""
+
+    ticks: list[Tick]
+    note: str = msgspec.field(default="none", name="remark")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "sold" not in self.labels:
+            self.labels.append("sold")
+
+    def again(self) -> Sale:
+        return Sale(created_ms=self.created_ms + 1, ticks=self.ticks, parent=self)
+
+
+class Box(msgspec.Struct, Generic[_T]):
+    content: _T
+    next: Box[_T] | None = None
+
+
+def structs_made(count: int) -> list[Any]:
+    found: list[Any] = [Tick(f"s{i}", i / 4) for i in range(count)]
+    found += [Tick("x"), Box(1, Box("a")), Event(created_ms=3), Sale(created_ms=5, ticks=found[:2]).again()]
+    return found
+
+
+def struct_says(record: Any) -> Any:
+    """What an object can, in whichever process."""
+    said: list[Any] = [repr(record), msgspec.json.encode(record), str(inspect.signature(type(record)))]
+    for action in (hash, lambda value: value < value, lambda value: value.cents(), lambda value: value.market):
+        try:
+            said.append(action(record) if action is not hash else hash(record) == hash(record))
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    try:
+        record.price = 7
+    except AttributeError as error:
+        said.append(str(error))
+    return said
+
+
 def order(i: int) -> Order:
     return (Gift if i % 2 else Order)(Key(f"u{i % 3}", Mode.ON if i % 3 else Mode.OFF), i, [Order.Line(i)])
 
@@ -184,6 +252,30 @@ FUNCTIONS = (made, wrong, count_up, encoded, wrong_encoded, groups_of_keys, save
 def program() -> tuple[pickling.Program, bytes]:
     travelling = pickling.Program()
     return travelling, travelling.dumps(FUNCTIONS)
+
+
+def structs(directory: Path) -> None:
+    """Classes of msgspec structs have their fields, options and methods in all processes."""
+    kept = pickling.Program()
+    peer = Peer(kept.dumps([structs_made, struct_says, Tick, Event, Sale, Box, Box[int]]))
+    for record, other in zip(structs_made(3), peer.call(structs_made, 3), strict=True):
+        assert type(other) is type(record)
+        assert other == record, (other, record)
+        assert peer.call(struct_says, record) == struct_says(other)
+        kind, payload = encode([record, record])
+        assert decode(kind, payload) == [other, other]
+
+    sale = Sale(created_ms=5, ticks=[Tick("x")])
+    assert peer.call(lambda data: msgspec.json.decode(data, type=Sale), msgspec.json.encode(sale)) == sale
+
+    class Stray(msgspec.Struct):
+        number: int
+        double: float = 0.0
+
+        def __post_init__(self) -> None:
+            self.double = 2.0 * self.number
+
+    assert peer.call(lambda: Stray(3).double) == 6.0
 
 
 def agree(directory: Path) -> None:

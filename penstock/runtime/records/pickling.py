@@ -42,6 +42,7 @@ import cloudpickle
 
 from penstock.runtime.errors import CodecError, shorten
 from penstock.runtime.records.class_evolution import layout, stand_in
+from penstock.runtime.records.struct_classes import is_struct, making, members
 
 PROTOCOL = 5
 
@@ -236,6 +237,9 @@ class _Defining(cloudpickle.Pickler):  # type: ignore[misc]
         if not issubclass(type(obj), type) or not _is_definition(reduced):
             return reduced
         make, arguments, state, _, _, fill = reduced
+        if is_struct(obj):
+            make, arguments = making(obj)
+            state = members(obj, state)
         return _begin, (self._name(obj), make, arguments), (fill, state), None, None, _end
 
 
