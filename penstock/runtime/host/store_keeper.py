@@ -471,11 +471,14 @@ class StoreKeeper:
                 try:
                     found = self.store.latest(usable)
                     manifest = None if found is None else found[0]
-                except SnapshotDamaged:
+                except SnapshotDamaged as none:  # it tells of all epochs, and what to do
                     if unreadable is None or unreadable == self._chosen_again:
                         raise
                     manifest = self.store.read_manifest(refused)
-                    self.store.verify(manifest)
+                    try:
+                        self.store.verify(manifest)
+                    except SnapshotDamaged:
+                        raise none from None
                     self._chosen_again = unreadable
                 # Sinks are about to undo what later epochs have committed.
                 self.store.forget_after(0 if manifest is None else manifest.epoch)

@@ -108,7 +108,7 @@ class RunLoop:
         self.lost: list[str] = []  # lost messages, with their senders; recovery sends the messages again
         self._stopping = False
         self._over = False
-        self._in_hook: Task | None = None  # the task that is being opened or closed
+        self._in_hook: tuple[Task, int] | None = None  # the task that is being opened or closed, and since when
         self._failure: BaseException | None = None  # why `run` ends, before the tasks are closed
         self._begun = bool(wiring.tasks)  # if there are no tasks yet, they are built later
         self._calls = Calls(transport.wake, lambda: LoopEnded("the run loop has ended"))
@@ -153,13 +153,15 @@ class RunLoop:
         return [] if root is None else root.status()
 
     def hook(self) -> dict[str, Any] | None:
-        """Returns which operator is being opened or closed, which of the two ("open", "close"), for how many seconds,
-        and which failure it was that ends the run, if there was one. Returns None when nothing is being opened or
-        closed. A user's open() or close() may never return."""
-        task = self._in_hook
-        if task is None or task.hook is None:
+        """Returns which operator is being opened or closed, which of the two ("open", "close"), for how many seconds
+        its task has been opened or closed, and which failure it was that ends the run, if there was one. Returns None
+        when nothing is being opened or closed. A user's open() or close() may never return."""
+        if self._in_hook is None:
             return None
-        operator, name, since = task.hook
+        task, since = self._in_hook
+        if task.hook is None:
+            return None
+        operator, name = task.hook
         failure = None if self._failure is None else describe(self._failure).partition("\n")[0]
         return {"operator": operator, "name": name, "for_s": (self.clock() - since) / 1e9, "failure": failure}
 
@@ -552,7 +554,7 @@ class RunLoop:
     # -----------------------------------------------------------------------------------------------------------
 
     def _open(self, task: Task) -> None:
-        self._in_hook = task
+        self._in_hook = task, self.clock()
         try:
             task.open()
         finally:
@@ -560,8 +562,8 @@ class RunLoop:
 
     def _close(self, task: Task, failed: bool) -> None:
         # A source closes its reader before its stages.
-        task.hook = (task.stages[0].context.operator.name, "close", self.clock())
-        self._in_hook = task
+        task.hook = (task.stages[0].context.operator.name, "close")
+        self._in_hook = task, self.clock()
         try:
             task.close(failed)
         finally:

@@ -155,8 +155,8 @@ class Task:
         self.answered = 0  # the number of records of its input that Spark has answered
         self.unprocessed = 0  # of the records sent to Spark, the number of those that failed there
         self.sample: Sample | None = None  # what it processes is added, while somebody has asked for a sample
-        # The operator that is being opened or closed, which of the two, and since when; other threads may ask.
-        self.hook: tuple[str, Literal["open", "close"], int] | None = None
+        # The operator that is being opened or closed, and which of the two; other threads may ask.
+        self.hook: tuple[str, Literal["open", "close"]] | None = None
         self._own_diverted: StageState | None = None  # the offsets of a source at a barrier that is passed on later
         self.record_by_record: RecordByRecord | None = None  # set in a task that was running at a death
         self._has_fired = False  # whether timers were called after the last input
@@ -229,7 +229,7 @@ class Task:
         """Opens the stages. Errors count as the operator's own."""
         self._life.move("open")
         for stage in self.stages:
-            self.hook = (stage.context.operator.name, "open", self.clock())
+            self.hook = (stage.context.operator.name, "open")
             with stage.errors.blamed("(opening)"):
                 stage.open()
 
@@ -239,7 +239,7 @@ class Task:
         self._life.move("close")
         first: Exception | None = None
         for stage in self.stages:
-            self.hook = (stage.context.operator.name, "close", self.clock())
+            self.hook = (stage.context.operator.name, "close")
             try:
                 with stage.errors.blamed("(closing)"):
                     stage.close(failed)
