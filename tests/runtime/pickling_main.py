@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, NewType, TypeVar
 
 import msgspec
 
@@ -252,6 +253,33 @@ FUNCTIONS = (made, wrong, count_up, encoded, wrong_encoded, groups_of_keys, save
 def program() -> tuple[pickling.Program, bytes]:
     travelling = pickling.Program()
     return travelling, travelling.dumps(FUNCTIONS)
+
+
+UserId = NewType("UserId", str)
+
+
+@lru_cache(maxsize=3)
+def squared(n: int) -> int:
+    return n * n
+
+
+class Outer:
+    class Inner(NamedTuple):
+        user: UserId
+
+
+def named(n: int) -> tuple[str, int]:
+    return Outer.Inner.__qualname__, squared(UserId and n)
+
+
+def named_objects(directory: Path) -> None:
+    """New types and functions with a cache, which pickle would only name, travel; classes keep their whole names."""
+    kept = pickling.Program()
+    peer = Peer(kept.dumps([named, Outer]))
+    assert peer.call(named, 3) == ("Outer.Inner", 9)
+    assert peer.call(squared, 4) == 16
+    assert peer.call(lambda: squared.cache_parameters()["maxsize"]) == 3
+    assert kept is not None
 
 
 def structs(directory: Path) -> None:

@@ -24,7 +24,19 @@ def run(case: str, directory: Path, script: Path = SCRIPT) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["agree", "structs", "keys", "no_code", "own_process", "strays", "namesakes", "redefined", "importable"]
+    "case",
+    [
+        "agree",
+        "structs",
+        "named_objects",
+        "keys",
+        "no_code",
+        "own_process",
+        "strays",
+        "namesakes",
+        "redefined",
+        "importable",
+    ],
 )
 def test_classes_of_the_main_script(case: str, tmp_path: Path) -> None:
     run(case, tmp_path)

@@ -106,7 +106,11 @@ class _Joining(Stage):
             raise TypeError(f"the function returned {called(row)}; return a dict, or None for no row")
         if self._operator.columns is None:
             return {name: value for name, value in row.items() if name != self._operator.right}
-        return {name: row[name] for name in self._operator.columns}
+        try:
+            return {name: row[name] for name in self._operator.columns}
+        except KeyError as error:
+            has = ", ".join(map(repr, row)) or "nothing"
+            raise LookupError(f"the row that the function returned has no column {error}; it has: {has}") from None
 
 
 class _Reloading(_Joining):

@@ -34,9 +34,10 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from itertools import count
 from types import FunctionType, ModuleType
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, NewType, TypeAlias, TypeVar
 
 import cloudpickle
 
@@ -51,6 +52,7 @@ PROTOCOL = 5
 Name: TypeAlias = tuple[str, str, str, int]
 
 _Value = TypeVar("_Value")
+_Cached = type(lru_cache(lambda: None))
 
 loads: Callable[..., Any] = pickle.loads
 
@@ -218,7 +220,7 @@ class _Naming(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is FunctionType:
             return super().reducer_override(obj)
         if not issubclass(kind, type):
-            return NotImplemented
+            return _remade(obj)
         if self._program is not None and (found := self._program.reference(obj)) is not None:
             return _find, found
         reduced = super().reducer_override(obj)
@@ -235,7 +237,7 @@ class _Defining(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
         if not issubclass(type(obj), type) or not _is_definition(reduced):
-            return reduced
+            return _remade(obj) if reduced is NotImplemented else reduced
         make, arguments, state, _, _, fill = reduced
         if is_struct(obj):
             make, arguments = making(obj)
@@ -300,6 +302,21 @@ def _is_definition(reduced: Any) -> bool:
     return isinstance(reduced, tuple) and len(reduced) == 6 and reduced[2] is not None
 
 
+def _remade(obj: Any) -> Any:
+    """Returns how an object of the main script is made again that pickle would only name. NotImplemented: pickle knows
+    better."""
+    kind = type(obj)
+    if kind is NewType:
+        makes: tuple[Any, ...] = NewType, (obj.__name__, obj.__supertype__)
+    elif kind is _Cached:
+        makes = _cached, (obj.__wrapped__, obj.cache_parameters())
+    else:
+        return NotImplemented
+    module = getattr(obj, "__module__", None)
+    travelling = module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
+    return makes if travelling else NotImplemented
+
+
 def _stray(class_: type) -> Name:
     name = _strays.get(class_)
     if name is None:
@@ -331,6 +348,11 @@ def _defined(data: bytes) -> Any:
 
 
 # --- what pickles call: the names of these functions are in what jobs have saved ---------------------------------
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """Returns a function with a cache, which is empty at first."""
+    return lru_cache(**parameters)(function)
 
 
 def _find(token: str, module: str, qualified: str, number: int, saved: str = "") -> type:
@@ -374,6 +396,7 @@ def _begin(name: Name, make: Callable[..., type], arguments: tuple[Any, ...]) ->
     class_ = _classes.get(name)
     if class_ is None:
         class_ = make(*arguments)
+        class_.__qualname__ = name[2]
         if class_ in _complete:  # cloudpickle knows the class from another program
             _remember(name, class_)
         else:
