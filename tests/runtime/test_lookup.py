@@ -194,6 +194,14 @@ def test_a_function_is_asked_once_for_each_key_that_it_knows_or_not() -> None:
     ]
 
 
+def test_a_row_of_a_function_that_lacks_a_column_says_which_it_has() -> None:
+    flow = ps.Flow("f")
+    rows = flow.read(ps.sources.Memory([])).lookup(lambda key: {"id": key, "w": 1}, on="id", columns=["v"])
+    rows.write(ps.sinks.Null())
+    with pytest.raises(RecordError, match="has no column 'v'; it has: 'id', 'w'"):
+        ps.testing.run(flow, [{"id": 1}])
+
+
 def test_the_cache_of_a_lookup_is_bounded_and_forgets() -> None:
     now = 0.0
     operator = OutsideLookup(Prices(), "item", cache_s=10, cache_rows=2)
