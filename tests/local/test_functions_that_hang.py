@@ -345,13 +345,19 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> Any:
     holding.release()
 
 
+def with_an_epoch(name: str, epochs: Path) -> LocalJob:
+    """A job that runs, of which an epoch is complete."""
+    job = ps.run(counting(name), local=True, epoch_interval_s=0.1, checkpoints=epochs)
+    wait_until(lambda: job.status()["epochs"]["complete"] > 0, "an epoch is complete")
+    return job
+
+
 def test_a_savepoint_that_waits_for_the_store_is_given_up(
     fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holding: Holding
 ) -> None:
     monkeypatch.setattr(job_runner, "_STORE_SILENT_S", 0.2)
     place = tmp_path / "saved"
-    job = ps.run(counting(fresh_name()), local=True, epoch_interval_s=0.1, checkpoints=tmp_path / "epochs")
-    wait_until(lambda: job.status()["epochs"]["complete"] > 0, "an epoch is complete")
+    job = with_an_epoch(fresh_name(), tmp_path / "epochs")
     holding.hold(tmp_path / "epochs", "manifests/")
 
     def is_silent() -> bool:
@@ -368,8 +374,7 @@ def test_a_savepoint_whose_place_does_not_answer_is_given_up(
     fresh_name: Callable[[], str], tmp_path: Path, holding: Holding
 ) -> None:
     place = tmp_path / "saved"
-    job = ps.run(counting(fresh_name()), local=True, epoch_interval_s=0.1, checkpoints=tmp_path / "epochs")
-    wait_until(lambda: job.status()["epochs"]["complete"] > 0, "an epoch is complete")
+    job = with_an_epoch(fresh_name(), tmp_path / "epochs")
     holding.hold(place, "snapshots/")
     assert f"It waits for an answer of {place}. The savepoint" in given_up(job, place, holding.held.is_set)
     complete = job.status()["epochs"]["complete"]
@@ -382,8 +387,7 @@ def test_a_savepoint_whose_copying_does_not_end_is_given_up(
     fresh_name: Callable[[], str], tmp_path: Path, holding: Holding
 ) -> None:
     place = tmp_path / "saved"
-    job = ps.run(counting(fresh_name()), local=True, epoch_interval_s=0.1, checkpoints=tmp_path / "epochs")
-    wait_until(lambda: job.status()["epochs"]["complete"] > 0, "an epoch is complete")
+    job = with_an_epoch(fresh_name(), tmp_path / "epochs")
     holding.hold(place, "manifests/")
     said = given_up(job, place, holding.held.is_set)
     assert f"It waits for its files to be copied to {place}. Until the last of them is written, " in said

@@ -468,18 +468,7 @@ class StoreKeeper:
 
         while True:
             try:
-                try:
-                    found = self.store.latest(usable)
-                    manifest = None if found is None else found[0]
-                except SnapshotDamaged as none:  # it tells of all epochs, and what to do
-                    if unreadable is None or unreadable == self._chosen_again:
-                        raise
-                    manifest = self.store.read_manifest(refused)
-                    try:
-                        self.store.verify(manifest)
-                    except SnapshotDamaged:
-                        raise none from None
-                    self._chosen_again = unreadable
+                manifest = self._latest(usable, refused, unreadable)
                 # Sinks are about to undo what later epochs have committed.
                 self.store.forget_after(0 if manifest is None else manifest.epoch)
                 if manifest is not None:
@@ -491,6 +480,23 @@ class StoreKeeper:
                 yield
             else:
                 return manifest
+
+    def _latest(self, usable: Callable[[Manifest], None], refused: int, unreadable: set[str] | None) -> Manifest | None:
+        """Returns the newest usable epoch; or the refused one if it can be read now, and has not been chosen again with
+        the same blobs before."""
+        try:
+            found = self.store.latest(usable)
+            return None if found is None else found[0]
+        except SnapshotDamaged as none:  # it tells of all epochs, and what to do
+            if unreadable is None or unreadable == self._chosen_again:
+                raise
+            manifest = self.store.read_manifest(refused)
+            try:
+                self.store.verify(manifest)
+            except SnapshotDamaged:
+                raise none from None
+            self._chosen_again = unreadable
+            return manifest
 
     def _save_collected(self, manifest: Manifest) -> None:
         token = os.urandom(4).hex()

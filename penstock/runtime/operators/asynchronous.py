@@ -249,9 +249,9 @@ class LoopCaller(Caller):
         self.settle(attempt, value, error)
 
     def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
-        # `_run` does not run at all when another coroutine of the user's cancels its task before its first step.
+        # `_run` does not run at all when its task is cancelled before its first step, by us or by another coroutine.
         self._tasks.discard(task)
-        if not attempt.over:
+        if attempt.late or not attempt.over:
             self.settle(attempt, None, asyncio.CancelledError("the call was cancelled before it began"))
 
     def _tell(self) -> None:
@@ -305,12 +305,6 @@ class LoopCaller(Caller):
             self.settle(attempt, None, None)
             return
         attempt.place.cancel()
-        # Not by `_run`, which does not run at all when its task is cancelled before its first step.
-        attempt.place.add_done_callback(lambda task: self._late_ended(attempt))
-
-    def _late_ended(self, attempt: Attempt) -> None:
-        self._tasks.discard(attempt.place)
-        self.settle(attempt, None, None)
 
     def _until_done(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs a coroutine on the loop to its end, in this thread unless a loop runs here already."""

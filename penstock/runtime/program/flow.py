@@ -125,6 +125,18 @@ Selector = Callable[[Any], Any] | str | int | Expr
 expression."""
 
 
+class AsyncOptions(Options, total=False):
+    """What `map_async` takes beside its function."""
+
+    concurrency: int
+    timeout_s: float | timedelta | None
+    ordered: bool
+    retries: int
+    retry_wait_s: float | timedelta
+    fn_constructor_args: Iterable[Any] | None
+    fn_constructor_kwargs: Mapping[str, Any] | None
+
+
 class JoinOptions(Options, total=False):
     """What every join takes besides: how the times of the records of its two streams are taken."""
 
@@ -523,64 +535,16 @@ class Stream(Generic[T_co]):
         return self._flow._add(MapBatches(fn, batch_size, batch_format, min_batch, linger_s, **options), (self,))
 
     @overload
-    def map_async(
-        self,
-        fn: type[_Called[T_co, Awaitable[U]]],
-        *,
-        concurrency: int = 100,
-        timeout_s: float | timedelta | None = None,
-        ordered: bool = True,
-        retries: int = 0,
-        retry_wait_s: float | timedelta = 0.0,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
-    ) -> Stream[U]: ...
+    def map_async(self, fn: type[_Called[T_co, Awaitable[U]]], **options: Unpack[AsyncOptions]) -> Stream[U]: ...
 
     @overload
-    def map_async(
-        self,
-        fn: type[_Called[T_co, U]],
-        *,
-        concurrency: int = 100,
-        timeout_s: float | timedelta | None = None,
-        ordered: bool = True,
-        retries: int = 0,
-        retry_wait_s: float | timedelta = 0.0,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
-    ) -> Stream[U]: ...
+    def map_async(self, fn: type[_Called[T_co, U]], **options: Unpack[AsyncOptions]) -> Stream[U]: ...
 
     @overload
-    def map_async(
-        self,
-        fn: Callable[[T_co], Awaitable[U]],
-        *,
-        concurrency: int = 100,
-        timeout_s: float | timedelta | None = None,
-        ordered: bool = True,
-        retries: int = 0,
-        retry_wait_s: float | timedelta = 0.0,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
-    ) -> Stream[U]: ...
+    def map_async(self, fn: Callable[[T_co], Awaitable[U]], **options: Unpack[AsyncOptions]) -> Stream[U]: ...
 
     @overload
-    def map_async(
-        self,
-        fn: Callable[[T_co], U],
-        *,
-        concurrency: int = 100,
-        timeout_s: float | timedelta | None = None,
-        ordered: bool = True,
-        retries: int = 0,
-        retry_wait_s: float | timedelta = 0.0,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
-    ) -> Stream[U]: ...
+    def map_async(self, fn: Callable[[T_co], U], **options: Unpack[AsyncOptions]) -> Stream[U]: ...
 
     def map_async(
         self,

@@ -26,6 +26,13 @@ _OPTIONS = (
 _StructMeta = type(msgspec.Struct)
 
 
+class _WithFactory(msgspec.Struct):
+    made: list[Any] = msgspec.field(default_factory=list)
+
+
+_Factory: Any = type(_WithFactory.__struct_defaults__[0])  # msgspec has no public name for it
+
+
 class Field(NamedTuple):
     """A field of a struct: its name, also in encoded objects, and its default or what makes the default."""
 
@@ -50,7 +57,7 @@ def making(class_: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
         at = names.index(name)
         behind = at - len(names) + len(defaults)
         default = defaults[behind] if behind >= 0 else msgspec.NODEFAULT
-        factory = getattr(default, "factory", None) if type(default).__name__ == "Factory" else None
+        factory = default.factory if isinstance(default, _Factory) else None
         given = () if default is msgspec.NODEFAULT or factory is not None else (default,)
         fields.append(Field(name, class_.__struct_encode_fields__[at], given, factory))
     config = class_.__struct_config__
@@ -59,7 +66,7 @@ def making(class_: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
         options |= {"tag": config.tag, "tag_field": config.tag_field}
     kinds = inspect.signature(class_).parameters
     options["kw_only"] = any(kinds[each.name].kind is inspect.Parameter.KEYWORD_ONLY for each in fields)
-    bases = types.get_original_bases(class_) if hasattr(types, "get_original_bases") else _bases(class_)
+    bases = vars(class_).get("__orig_bases__", class_.__bases__)
     has_post_init = "__post_init__" in vars(class_)
     return _make, (type(class_), class_.__name__, class_.__module__, bases, tuple(fields), options, has_post_init)
 
@@ -74,11 +81,7 @@ def members(class_: type, state: tuple[dict[str, Any], Any]) -> tuple[dict[str, 
     return {**filled, "__annotations__": {name: hints[name] for name in filled.get("__annotations__", {})}}, slots
 
 
-def _bases(class_: type) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = vars(class_).get("__orig_bases__", class_.__bases__)
-    return found
-
-
+# Its name is in what jobs have saved.
 def _make(
     meta: type,
     name: str,
