@@ -577,10 +577,14 @@ def test_a_call_that_was_given_up_before_it_began_has_no_place(caller: type[Call
         calls.close()
 
 
-def test_a_coroutine_that_is_cancelled_before_its_first_step_has_no_place() -> None:
+@pytest.mark.parametrize("by_another", [False, True])
+def test_a_coroutine_that_is_cancelled_before_its_first_step_has_no_place(by_another: bool) -> None:
     held_up, goes_on = Event(), Event()
 
     async def fn(n: int) -> None:
+        if by_another:  # the second call is cancelled, and does not begin at all
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
         held_up.set()
         goes_on.wait()  # without awaiting anything
 
