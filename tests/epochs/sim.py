@@ -1133,11 +1133,12 @@ class EpochCluster:
             for process in self.live
             if process.paused_until <= self.now and self.others.random() < 0.8
         ]
-        status = self.host.build_status(reports, {}, self.now)
+        status = self.host.build_status(reports, {}, self.now, self.now)
         self.counts["statuses"] += 1
         plan = self.plan
         assert [task["name"] for task in status["tasks"]] == [plan.task_name(task) for task in plan.tasks]
         assert {task["number"]: task["worker"] for task in status["tasks"]} == self.placed
+        assert status["epochs"]["restarts"] == self.host.coordinator.restarts
         assert set(status["operators"]) == {operator.name for chain in plan.chains for operator in chain.operators}
 
     def _hangs(self) -> None:

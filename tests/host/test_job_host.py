@@ -460,7 +460,19 @@ def test_a_status_says_that_a_job_has_ended_only_when_its_carrier_has_ended_it()
     job = running()
     job.take(job.host.cancel(job.now))
     assert job.ends == [JobEnd("CANCELLED")]
-    assert job.host.build_status([], {}, job.now)["state"] == "RUNNING"
+    assert job.host.build_status([], {}, job.now, job.now)["state"] == "RUNNING"
+
+
+def test_a_status_never_has_the_state_before_a_restart_and_the_number_of_restarts_after_it() -> None:
+    """The two used to be read one after the other, so a program that waited for a restarted job that runs could go on
+    before the job had noticed the death."""
+    job = running()
+    before = job.host.build_status([], {}, job.now, job.now)
+    assert (before["state"], before["epochs"]["restarts"]) == ("RUNNING", 0)
+    job.silent.add("start")
+    job.take(job.host.process_died(0, 1, "it was killed", None, None, job.now))
+    after = job.host.build_status([], {}, job.now, job.now)
+    assert (after["state"], after["epochs"]["restarts"]) == ("RECOVERING", 1)
 
 
 # --- relays -----------------------------------------------------------------------------------------------------------

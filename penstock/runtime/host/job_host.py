@@ -900,13 +900,19 @@ class JobHost:
 
     # --- what others may look at -----------------------------------------------------------------------------
 
-    def build_status(self, reports: list[dict[str, Any]], silent: Mapping[int, float], wall: float) -> dict[str, Any]:
+    def build_status(
+        self, reports: list[dict[str, Any]], silent: Mapping[int, float], wall: float, now: float
+    ) -> dict[str, Any]:
         """Returns the status of the job from the newest reports of workers. `silent` has the workers that owe an
-        answer, and for how many seconds they have owed it; `wall` is the wall-clock time in seconds."""
+        answer, and for how many seconds they have owed it; `wall` is the wall-clock time in seconds.
+
+        The state, the epochs and the relays are of one instant: the number of restarts never runs ahead of the state.
+        """
         # A job has ended for drivers when its carrier has ended its processes and noted its end, and not before.
         state = self.life.state if self.end is None else self._state_before_end
         self.status.place(self.placed, self.lives.infos())
-        return self.status.build(state.value, reports, wall, silent)
+        built = self.status.build(state.value, reports, wall, silent)
+        return {**built, "epochs": {**built["epochs"], **self.epochs_status(now)}, "relays": self.relays_status()}
 
     def epochs_status(self, now: float) -> dict[str, Any]:
         """Returns what the status says about epochs, except for what the store keeper knows."""

@@ -504,9 +504,11 @@ class JobRunner:
                 "release its lock", self.options.store.release
             )  # in the other states `_remove_epochs` does it
         self._end = end
+        status = self._last_status or self._last_built()
+        known = status["epochs"] if self._host is None else self._host.epochs_status(time.monotonic())
         self._last_status = {
-            **(self._last_status or self._last_built()),
-            **self._epochs_status(),
+            **status,
+            "epochs": self._with_store({**status["epochs"], **known}),
             "state": end.state,
             "error": end.error,
         }
@@ -981,17 +983,19 @@ class JobRunner:
             with self._early_lock:
                 status = self._early.build("STARTING", reports, time.time(), silent)
         elif host.end is not None:  # the supervising thread gives the JobHost no more events
-            status = host.build_status(reports, silent, time.time())
+            status = host.build_status(reports, silent, time.time(), time.monotonic())
         else:
             try:
-                status = self._of_host(lambda host: host.build_status(reports, silent, time.time()))
+                status = self._of_host(
+                    lambda host: host.build_status(reports, silent, time.time(), time.monotonic())
+                )
             except JobError:
                 if self._last_status is None:
                     raise
                 return self._last_status
         more: dict[str, Any] = {"waits_for": self._waiting() or hook_words(reports, status["workers"], _HOOK_S)}
-        more |= {**self._epochs_status(), **self._placement(), **self._spark()}
-        more["relays"] = [] if host is None else self._relays_status(host.relays_status(), patience_s)
+        more |= {"epochs": self._with_store(status["epochs"]), **self._placement(), **self._spark()}
+        more["relays"] = self._relays_status(status["relays"], patience_s)
         return {**status, "spares": 0 if self._processes is None else self._processes.spares(), **more}
 
     def _relays_status(self, known: list[dict[str, Any]], patience_s: float) -> list[dict[str, Any]]:
@@ -1016,10 +1020,10 @@ class JobRunner:
         with self._early_lock:
             return self._early.last()
 
-    def _epochs_status(self) -> dict[str, Any]:
+    def _with_store(self, known: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the status says about epochs (`known`), with what the store keeper knows."""
         if self.options.store is None:
-            return {}
-        known = self._last_built()["epochs"] if self._host is None else self._host.epochs_status(time.monotonic())
+            return known
         silent_s = 0.0 if self._keeper is None else self._keeper.silent_s()
         if silent_s > _STORE_SILENT_S:
             known = {
@@ -1027,13 +1031,8 @@ class JobRunner:
                 "last_failure": f"the checkpoint store {self.options.store.place} has not answered for {silent_s:.0f} "
                 "s, and no epoch completes until it does. Look whether it is up and can be reached from this node.",
             }
-        return {
-            "epochs": {
-                **known,
-                "damage": None if self._keeper is None else self._keeper.damage,
-                "store": self.options.store.place,
-            }
-        }
+        damage = None if self._keeper is None else self._keeper.damage
+        return {**known, "damage": damage, "store": self.options.store.place}
 
 
 def _end_by_own_fault(error: Exception) -> JobEnd:
