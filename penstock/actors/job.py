@@ -362,7 +362,7 @@ class Job:
         try:
             end = self._link.wait_for_end()
             for channel in self._channels:
-                self._collected[channel] = self._link.collected(channel)
+                self._collected[channel] = self._link.collected(channel, last=True)
             self._keep_status(self._link.last_status())
             self._drained.set()
             if self._console is not None:

@@ -39,7 +39,7 @@ class JobLink(Protocol):
         ...
 
     def last_status(self) -> dict[str, Any]:
-        """Returns the job's status after its end."""
+        """Waits for the job's end, and returns the last status."""
         ...
 
     def ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
@@ -52,8 +52,10 @@ class JobLink(Protocol):
         """Asks the host to stop or cancel the job. Returns whether the host has answered within a few seconds."""
         ...
 
-    def collected(self, channel: str) -> list[Encoded]:
-        """Returns the records of a Collect sink so far."""
+    def collected(self, channel: str, last: bool = False) -> list[Encoded]:
+        """Returns the records of a Collect sink so far; with `last`, all of them, after waiting for the job's end. A
+        host that takes the place of one that has died must come to the end of the job again before it knows them
+        all."""
         ...
 
     def console(self, seen: int, last: bool) -> tuple[int, list[str]]:

@@ -22,16 +22,17 @@ import ray
 
 from penstock.actors.head_memory import HeadMemory
 from penstock.actors.options import JobOptions
-from penstock.runtime.errors import JobError, NotEnoughResources
+from penstock.runtime.errors import JobError, NotEnoughResources, ProgramNotLoaded
 from penstock.runtime.host.collected import Encoded
 from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.host.job_runner import JobRunner, Paradigms
 from penstock.runtime.host.linger import Driver
+from penstock.runtime.host.loading import UnloadedRunner, load_program
 from penstock.runtime.host.notes import Notes
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.program.bound_tasks import needs_of_workers
 from penstock.runtime.program.plan import Plan
-from penstock.runtime.records.pickling import Program, join, program
+from penstock.runtime.records.pickling import Program, program
 
 if TYPE_CHECKING:
     from penstock.actors.ray_processes import RayProcesses
@@ -73,15 +74,25 @@ def in_parts(plan: Plan, options: JobOptions, program_: Program) -> list[bytes]:
 class JobMaster:
     """Hosts a job on Ray; see the module's docstring."""
 
-    def __init__(self, *parts: bytes) -> None:
-        """`parts`: what `in_parts` made of the plan and the JobOptions."""
+    def __init__(self, name: str, *parts: bytes) -> None:
+        """`name`: of the job. `parts`: what `in_parts` made of the plan and the JobOptions."""
+        self._name = name
+        self._carrier: _RayCarrier | None = None
+        self._runner: JobRunner | UnloadedRunner
         plan: Plan
         options: JobOptions
-        plan, options = join(b"".join(parts))
-        self._name = plan.name
-        self._placement = options.placement
-        self._carrier = _RayCarrier(plan, options)
-        self._runner = JobRunner(plan, options, self._carrier, program())
+        try:
+            plan, options = load_program(b"".join(parts), "the JobMaster")
+        except ProgramNotLoaded as error:
+            context = ray.get_runtime_context()
+            here, handle = context.get_node_id(), context.current_actor
+            self._runner = UnloadedRunner(
+                name, error, lambda driver: _driver_lives(driver, here), lambda: ray.kill(handle)
+            )
+        else:
+            self._measures = options.placement.period_s is not None
+            self._carrier = _RayCarrier(plan, options)
+            self._runner = JobRunner(plan, options, self._carrier, program())
         self._runner.start()
 
     @ray.method(concurrency_group=OUTCOMES)  # type: ignore[untyped-decorator]
@@ -108,8 +119,11 @@ class JobMaster:
     def release(self, driver: Driver) -> None:
         self._runner.release(driver)
 
-    def collected(self, channel: str) -> list[Encoded]:
-        return self._runner.collected(channel)
+    def last_status(self) -> dict[str, Any]:
+        return self._runner.last_status()
+
+    def collected(self, channel: str, last: bool = False) -> list[Encoded]:
+        return self._runner.collected(channel, last)
 
     def console(self, seen: int, timeout: float) -> tuple[int, list[str]]:
         return self._runner.console(seen, timeout)
@@ -121,12 +135,16 @@ class JobMaster:
         self._runner.rescale(operator, parallelism)
 
     def migrate(self, tasks: dict[str, int]) -> None:
-        self._carrier.placer.leave()
+        if self._carrier is not None:
+            self._carrier.placer.leave()
         self._runner.migrate(tasks)
 
     def traffic(self) -> list[dict[str, Any]]:
         """Returns the load and the traffic of tasks, as measured last."""
-        if self._placement.period_s is None:
+        if isinstance(self._runner, UnloadedRunner):
+            return self._runner.traffic()
+        assert self._carrier is not None, "only an UnloadedRunner has no carrier"
+        if not self._measures:
             raise JobError(
                 f"job {self._name!r} does not measure its traffic; run it with replan_s=... (--replan on the command "
                 "line)"
@@ -136,6 +154,7 @@ class JobMaster:
     @ray.method(concurrency_group=REPORTS)  # type: ignore[untyped-decorator]
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> None:
         """Takes report number `number` of a worker's process. Calls may come in any order."""
+        assert isinstance(self._runner, JobRunner), "a job whose program is not loaded has no workers"
         self._runner.report(worker, incarnation, number, item)
 
 
@@ -315,15 +334,20 @@ class _RayCarrier:
 
     def driver_lives(self, driver: Driver) -> bool:
         """See Carrier."""
-        from penstock.actors import cluster
-
-        if driver.node == self._node:
-            return driver.lives()
-        try:
-            return not cluster.program_has_ended(driver.program)
-        except Exception:  # Ray does not answer, so nothing is known of a process on another node
-            return True
+        return _driver_lives(driver, self._node)
 
     def leave(self) -> None:
         """See Carrier."""
         ray.kill(self._handle)
+
+
+def _driver_lives(driver: Driver, here: str) -> bool:
+    """Returns whether a driver's process still exists, asked on the node `here`."""
+    from penstock.actors import cluster
+
+    if driver.node == here:
+        return driver.lives()
+    try:
+        return not cluster.program_has_ended(driver.program)
+    except Exception:  # Ray does not answer, so nothing is known of a process on another node
+        return True

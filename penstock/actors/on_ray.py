@@ -69,7 +69,7 @@ def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: 
     wait_for_store(flow.name, options.store)
     while True:
         try:
-            master = actor.remote(*parts)
+            master = actor.remote(flow.name, *parts)
             break
         except ValueError as error:  # the name is taken
             if not cluster.is_ending(flow.name):

@@ -94,7 +94,7 @@ class RayLink:
 
     def last_status(self) -> dict[str, Any]:
         """See JobLink."""
-        status: dict[str, Any] = self._get(self.handle.status.remote())
+        status: dict[str, Any] = self._watched(self.handle.last_status.remote())
         return status
 
     def ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
@@ -135,9 +135,10 @@ class RayLink:
             return False
         return True
 
-    def collected(self, channel: str) -> list[Encoded]:
+    def collected(self, channel: str, last: bool = False) -> list[Encoded]:
         """See JobLink."""
-        found: list[Encoded] = self._get(self.handle.collected.remote(channel))
+        call = self.handle.collected.remote(channel, last)
+        found: list[Encoded] = self._watched(call) if last else self._get(call)
         return found
 
     def console(self, seen: int, last: bool) -> tuple[int, list[str]]:
@@ -149,9 +150,14 @@ class RayLink:
         return found
 
     def release(self) -> None:
-        """See JobLink."""
-        with suppress(RayError):  # the JobMaster may end before its answer has left
-            ray.get(self.handle.release.options(max_task_retries=0).remote(self._driver), timeout=_RELEASE_S)
+        """See JobLink. A JobMaster that does not answer is watched until it does, so that it is killed if it hangs."""
+        call = self.handle.release.options(max_task_retries=0).remote(self._driver)
+        if not ray.wait([call], timeout=_RELEASE_S)[0]:
+            threading.Thread(target=self._watch_release, args=(call,), name="penstock-release", daemon=True).start()
+
+    def _watch_release(self, call: Any) -> None:
+        with suppress(Exception, SystemExit):  # the JobMaster, or Ray, has ended; nobody waits for the answer
+            self._watched(call)
 
     def cause(self, error: BaseException) -> BaseException:
         """See JobLink."""
@@ -180,12 +186,15 @@ class RayLink:
         return why_it_died(first_line(error), isinstance(error, RayActorError), silent_s, self._hang_timeout_s)
 
     def _release_room(self) -> None:
-        """Gives back the room that was reserved for a job whose JobMaster has died. Ray would keep it until this driver
-        ends."""
+        """Gives back the name of a job whose JobMaster has died, and the room that was reserved. Ray would keep both
+        until this driver ends."""
 
         def give_back() -> None:
             with suppress(Exception, SystemExit):  # the reservation, or Ray, may have gone already
                 cluster.stop_at_exit()
+                # This driver knows the name of an actor that has died for as long as it has a handle of the actor. Then
+                # Ray refuses another actor of this name. Only a kill makes the driver forget the name.
+                ray.kill(self.handle)
                 release(cluster.workers_group(self._name))
 
         giving = threading.Thread(target=give_back, name="penstock-release", daemon=True)
@@ -193,15 +202,21 @@ class RayLink:
         giving.join(_RELEASE_S)  # without a head, Ray would wait for ever
 
     def wait_for_end(self) -> JobEnd:
-        """See JobLink. Find out meanwhile whether the JobMaster answers.
+        """See JobLink."""
+        end: JobEnd = self._watched(self._outcome, known=False)
+        return end
 
-        The workers kill a JobMaster that hangs. When there are no workers, or they hang too, this method kills it, if
-        the job was started by this program.
+    def _watched(self, call: Any, known: bool = True) -> Any:
+        """Returns the JobMaster's answer to a call, however long it takes, and finds out meanwhile whether the
+        JobMaster answers at all. `known`: whether it has answered before. A JobMaster that has never answered may not
+        have started yet.
+
+        The workers kill a JobMaster that hangs. When there are no workers, as after the job's end, or they hang too,
+        this method kills it, if the job was started by this program. Ray then repeats the call in the next JobMaster.
         """
         silence: SilenceDetector[str] = SilenceDetector(2 * (self._hang_timeout_s or math.inf))
-        known = False  # a JobMaster that has never answered may not have started yet
         ping = self._ping()
-        while not ray.wait([self._outcome], timeout=_PING_S)[0]:
+        while not ray.wait([call], timeout=_PING_S)[0]:
             cluster.stop_at_exit()
             cluster.check()
             answered = bool(ray.wait([ping], timeout=0)[0])
@@ -220,8 +235,7 @@ class RayLink:
                 )
                 ray.kill(self.handle, no_restart=False)
                 known = False
-        end: JobEnd = ray.get(self._outcome)
-        return end
+        return ray.get(call)
 
     def _ping(self) -> Any:
         return self.handle.ping.options(max_task_retries=0).remote(self._driver)

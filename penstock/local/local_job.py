@@ -101,7 +101,7 @@ class LocalJob:
 
     def last_status(self) -> dict[str, Any]:
         """See JobLink."""
-        return self._runner.status()
+        return self._runner.last_status()
 
     def ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
         """See JobLink. The host is in this process, and keeps the limit itself."""
@@ -118,10 +118,10 @@ class LocalJob:
         getattr(self._runner, method)()
         return True
 
-    def collected(self, channel: str) -> list[Encoded]:
+    def collected(self, channel: str, last: bool = False) -> list[Encoded]:
         """See JobLink."""
         self._check_process()
-        return self._runner.collected(channel)
+        return self._runner.collected(channel, last)
 
     def console(self, seen: int, last: bool) -> tuple[int, list[str]]:
         """See JobLink."""

@@ -41,6 +41,7 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── Refused                   a worker could not do what the JobMaster asked for
     ├── Gone                      a worker will not answer: its process has gone, or the job has ended
     ├── HostGone                  the process that hosts a job has died
+    ├── ProgramNotLoaded          a process of a job cannot load the job's program; names the error and the user's line
     ├── CannotStart               a worker's process could not be started; says whether another try may help
     ├── ProcessDied               a worker's process has ended before its run did
     ├── PeerGone                  nobody is at another worker's address any more
@@ -103,6 +104,10 @@ class FlowError(PenstockError):
 
 class SourceError(FlowError):
     """An input cannot be read; raised before the job starts wherever that can be known."""
+
+
+class ProgramNotLoaded(PenstockError):
+    """A process of a job cannot load the job's program, because a module of the user's cannot be imported there."""
 
 
 class UnfinishedFiles(FlowError):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
-from penstock.actors import ray_link
+from penstock.actors import cluster, ray_link
 from penstock.actors.job import Job
 from penstock.actors.ray_link import RayLink
 from penstock.apps import cli
@@ -52,6 +52,7 @@ class Gone:
 
 def job_of(actor: Gone, monkeypatch: pytest.MonkeyPatch) -> Job:
     """The handle of a job that has this actor for its JobMaster."""
+    monkeypatch.setattr(cluster, "_connection", None)  # an earlier test of this process may have made one
     monkeypatch.setattr(ray_link.ray, "get", actor.get)
     monkeypatch.setattr(ray_link.ray, "wait", actor.wait)
     link = RayLink.__new__(RayLink)

@@ -343,3 +343,98 @@ def test_a_jobmaster_hears_however_many_handles_wait_for_the_end(cluster: str, f
     assert (status["state"], status["master_silent_s"]) == ("RUNNING", 0.0)
     handles[0].cancel()
     assert [handle.wait(LIMIT_S, progress=False)["state"] for handle in handles] == ["CANCELLED"] * len(handles)
+
+
+@pytest.mark.parametrize(
+    ("call", "sent"),
+    [("collected", signal.SIGKILL), ("collected", signal.SIGSTOP), ("release", signal.SIGSTOP)],
+)
+def test_a_jobmaster_that_dies_or_hangs_after_the_end_of_its_job_is_replaced(
+    call: str,
+    sent: signal.Signals,
+    cluster: str,
+    fresh_name: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Between the end and the release there are no workers that could kill a JobMaster which hangs. Another JobMaster
+    must come to the end again before it tells what the Collect sinks have."""
+    original = getattr(RayLink, call)
+    masters: list[int] = []
+
+    def signalled(self: RayLink, *arguments: Any, **options: Any) -> Any:
+        if masters and (call != "collected" or options.get("last")):
+            os.kill(masters.pop(), sent)
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(RayLink, call, signalled)
+    begin = tmp_path / "begin"
+
+    def held(i: int) -> int:
+        while not begin.exists():
+            time.sleep(0.01)
+        return i
+
+    flow, out = ps.Flow(fresh_name()), ps.sinks.Collect()
+    flow.read(ps.sources.Memory(range(3000))).map(held).rebalance().map(lambda i: i + 1).write(out)
+    job = ps.run(flow, workers=2, epoch_interval_s=0.3, hang_timeout_s=2, checkpoints=tmp_path / "epochs")
+    masters.append(ray.get(job._link.handle.__ray_call__.remote(lambda self: os.getpid())))
+    begin.touch()
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    assert sorted(out.records()) == list(range(1, 3001))
+    assert_gone(flow.name, [], LIMIT_S)
+
+
+class Unloadable:
+    """A function that the process which has made it can unpickle, and no other process."""
+
+    def __init__(self, how: str) -> None:
+        self.state = os.getpid(), how
+
+    def __call__(self, i: int) -> int:
+        return 2 * i
+
+    def __getstate__(self) -> tuple[int, str]:
+        return self.state
+
+    def __setstate__(self, state: tuple[int, str]) -> None:
+        self.state = state
+        if os.getpid() != state[0]:
+            if state[1] == "dies":
+                os._exit(3)
+            {"raises": int, "exits": sys.exit}[state[1]]("3x")
+
+
+@pytest.mark.parametrize(
+    ("how", "epochs", "said"),
+    [
+        ("raises", True, "ValueError: invalid literal for int() with base 10: '3x'"),
+        ("exits", False, "called sys.exit('3x')"),
+        # In a job with epochs, Ray starts a JobMaster that dies again as often as it dies, and the job stays STARTING.
+        ("dies", False, "its JobMaster died"),
+    ],
+)
+def test_a_program_that_cannot_be_loaded_fails_with_its_cause_and_frees_its_name(
+    how: str, epochs: bool, said: str, cluster: str, fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    """Ray does not tell why an actor could not be made, and its name stays taken while the driver has its handle."""
+    options: dict[str, Any] = {"checkpoints": tmp_path / "epochs"} if epochs else {"epoch_interval_s": None}
+    name, jobs = fresh_name(), []
+    for _ in range(2):
+        flow = ps.Flow(name)
+        flow.read(ps.sources.Memory([1, 2])).map(Unloadable(how)).write(ps.sinks.Null())
+        jobs.append(ps.run(flow, **options))
+        with pytest.raises(ps.JobFailed) as failed:
+            jobs[-1].wait(LIMIT_S, progress=False)
+        assert said in str(failed.value)
+        if how != "dies":
+            assert "the job's program cannot be loaded in the JobMaster: " in str(failed.value)
+            assert "in __setstate__" in str(failed.value)
+            assert jobs[-1].status()["state"] == "FAILED"
+            assert jobs[-1].status()["error"] in str(failed.value)
+    flow, out = ps.Flow(name), ps.sinks.Collect()
+    flow.read(ps.sources.Memory([1, 2])).map(lambda i: 3 * i).write(out)
+    jobs.append(ps.run(flow, **options))
+    assert jobs[-1].wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    assert out.records() == [3, 6]
+    assert_gone(name, [], LIMIT_S)

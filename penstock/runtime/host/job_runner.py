@@ -260,6 +260,11 @@ class JobRunner:
             return self._last_status
         return self._build_status(_STATUS_S)
 
+    def last_status(self) -> dict[str, Any]:
+        """Waits for the end of the job, and returns its last status."""
+        self.ended.wait()
+        return self.status()
+
     def stop(self) -> None:
         """Asks the job to end its sources. The job finishes when all records that were read have come through."""
         if self.ended.is_set():
@@ -282,8 +287,10 @@ class JobRunner:
             self._remove_epochs()
             self._drivers.wake()
 
-    def collected(self, channel: str) -> list[Encoded]:
-        """Returns the encoded records that a Collect sink has sent."""
+    def collected(self, channel: str, last: bool = False) -> list[Encoded]:
+        """Returns the encoded records that a Collect sink has sent; with `last`, after waiting for the job's end."""
+        if last:
+            self.ended.wait()
         return self._collected.get(channel)
 
     def console(self, seen: int, timeout: float) -> tuple[int, list[str]]:
@@ -986,9 +993,7 @@ class JobRunner:
             status = host.build_status(reports, silent, time.time(), time.monotonic())
         else:
             try:
-                status = self._of_host(
-                    lambda host: host.build_status(reports, silent, time.time(), time.monotonic())
-                )
+                status = self._of_host(lambda host: host.build_status(reports, silent, time.time(), time.monotonic()))
             except JobError:
                 if self._last_status is None:
                     raise

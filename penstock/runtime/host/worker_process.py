@@ -25,17 +25,17 @@ from typing import Any
 from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTasks, RemoveTasks, SaveWholeState
 from penstock.runtime.epochs.participant import Participant
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import RecordError
+from penstock.runtime.errors import ProgramNotLoaded, RecordError
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
 from penstock.runtime.host.control import ControlServer
 from penstock.runtime.host.hangs import Process, watch_master
+from penstock.runtime.host.loading import load_program
 from penstock.runtime.host.loop_thread import prepare_loop_thread
 from penstock.runtime.host.machine import machine_id
 from penstock.runtime.host.network import Network, make_transport
 from penstock.runtime.host.reporting import Reporter, ReportSender, SnapshotWriter
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.program.plan import Plan
-from penstock.runtime.records.pickling import join
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.relaying.tree_options import TreeOptions
@@ -105,7 +105,7 @@ class WorkerProcess:
 
     def warm(self, program: bytes) -> None:
         """Loads the modules of a program ahead, for a spare process that may become any worker of the job."""
-        join(program)
+        load_program(program, "a spare process")
 
     def prepare(self, index: int, options: WorkerOptions, ring_at_least: int, node: str, host: str) -> dict[str, Any]:
         """Becomes the worker of this index: creates the ring, and returns where this worker can be reached.
@@ -167,7 +167,7 @@ class WorkerProcess:
             plan: Plan
             placed: dict[int, int]
             store: Store | None
-            plan, placed, store = join(program)
+            plan, placed, store = load_program(program, f"worker {self._index}")
             self._reporter = Reporter(reports, self._index, incarnation)
             writer = SnapshotWriter(self._reporter.send)
             self._participant = Participant(store, plan.key_groups, writer.say, writer.do)
@@ -441,7 +441,7 @@ class WorkerProcess:
     def _outcome(self, error: BaseException) -> Outcome:
         if isinstance(error, RecordError):
             return Outcome(self._index, str(error), error.operator)
-        if isinstance(error, MessagesLost):
+        if isinstance(error, MessagesLost | ProgramNotLoaded):
             return Outcome(self._index, str(error))
         text = "".join(traceback.format_exception(error))
         return Outcome(self._index, f"worker {self._index} failed: {type(error).__name__}: {error}\n{text}")
