@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -92,18 +93,15 @@ class Deadly(EpochCluster):
 
     @property
     def found(self) -> int:
-        """Records that an operator refused to take."""
-        return sum(
-            stage.errors.skipped
-            for process in self.processes.values()
-            for task in process.loop.wiring.tasks.values()
-            for stage in task.stages
-        )
+        """Records that an operator, or a function on the way to an operator, refused to take."""
+        tasks = [task for process in self.processes.values() for task in process.loop.wiring.tasks.values()]
+        refused = sum(stage.errors.skipped for task in tasks for stage in task.stages)
+        return refused + sum(sum(task.skipped_on_the_way().values()) for task in tasks)
 
 
-def deadly(seed: int, poison: int, faults: Faults, records: int = 300) -> Deadly:
+def deadly(seed: int, poison: int, faults: Faults, records: int = 300, where: str = "operator") -> Deadly:
     """Few words, again and again, of which some, "xx", kill whatever task gets them; two sources, and tasks that both
-    of them send to."""
+    of them send to. `where`: the function that kills is that of an operator, or one on the way to an operator."""
     rng = random.Random(f"deadly {seed}")
     words = rng.choices(WORDS[: rng.choice((1, 3))], k=records)
     for where in rng.sample(range(len(words)), poison):
@@ -118,9 +116,25 @@ def deadly(seed: int, poison: int, faults: Faults, records: int = 300) -> Deadly
 
     sink = Collect()
     read = made.flow.read(Trickle([words[::2], words[1::2]], seed), name="read", parallelism=2)
-    read.rebalance().map(work, name="work", on_error="skip", parallelism=2).rebalance().write(
-        sink, name="out", parallelism=1
-    )
+    before = read.rebalance()
+    if where == "side":
+
+        def aside(ctx: Any, key: Any, word: str) -> list[str]:
+            ctx.output("aside", word)
+            return []
+
+        before = before.key_by(str.lower).process(aside, name="before", parallelism=2).side_output("aside")
+    elif where != "operator":
+        before = before.map(str.lower, name="before", parallelism=2)
+    if where in ("key", "side"):
+        keyed = before.key_by(work)
+        worked = keyed.process(lambda ctx, key, word: [key], name="work", on_error="skip", parallelism=2)
+    elif where == "partition":
+        divided = before.partition_by(lambda word, tasks: len(work(word)) % tasks)
+        worked = divided.map(str.upper, name="work", on_error="skip", parallelism=2)
+    else:
+        worked = before.map(work, name="work", on_error="skip", parallelism=2)
+    worked.rebalance().write(sink, name="out", parallelism=1)
     made.expected[sink.channel] = ("out", Counter(word.upper() for word in words if word != "xx"))
     cluster = Deadly(made, seed, faults)
     clusters.append(cluster)
@@ -145,13 +159,16 @@ def test_a_task_that_runs_record_by_record_does_as_others(seed: int) -> None:
         Deadly(epoch_flow(seed), seed, faults).run()
 
 
+@pytest.mark.parametrize("where", ["operator", "key", "partition", "side"])
 @pytest.mark.parametrize("poison", [1, 2, 40])
 @pytest.mark.parametrize("seed", range(4))
-def test_records_that_kill_are_found_and_no_other_is_lost(seed: int, poison: int) -> None:
-    """The output is that of all others; and each task that met them died so often at most."""
+def test_records_that_kill_are_found_and_no_other_is_lost(seed: int, poison: int, where: str) -> None:
+    """The output is that of all others; and each task that met them died so often at most. Where a selector on the way
+    to an operator kills, it is this operator that refuses the record."""
     with small_steps(seed):
         kills, window = random.Random(seed).choice((0, 3, 15)), random.Random(seed).choice((30, 300))
-        cluster = deadly(seed, poison, Faults(workers=3, kills=kills, kill_rate=0.01, window=window, interval_s=0.005))
+        faults = Faults(workers=3, kills=kills, kill_rate=0.01, window=window, interval_s=0.005)
+        cluster = deadly(seed, poison, faults, where=where)
         cluster.run()
         assert cluster.found == poison
         # Two deaths until the task runs record by record; three for the first that is found, two more until all its

@@ -29,6 +29,8 @@ class Output:
     receiver."""
 
     target = -1  # the number of the receiving chain
+    # Decides about records that fail on the way, where a function of the user's is called for each of them.
+    errors: ErrorHandler | None = None
 
     def __init__(self, logs: list[OutLog]) -> None:
         self.logs = logs
@@ -67,7 +69,7 @@ class _Chosen(Output):
     def __init__(self, logs: list[OutLog], grouping: Custom, errors: ErrorHandler) -> None:
         super().__init__(logs)
         self._chooser = grouping.chooser
-        self._errors = errors
+        self.errors = self._errors = errors
 
     def emit(self, batch: Batch, stamp: int) -> None:
         assert isinstance(batch, list)
@@ -104,7 +106,7 @@ class _Keyed(Output):
         super().__init__(logs)
         self._selector = grouping.selector
         self._combiner = combiner
-        self._errors = errors
+        self.errors = self._errors = errors
         self._table = table
         self._partials: dict[Any, Any] = {} if combiner is None else combiner.new_state()
         self._stamp = 0

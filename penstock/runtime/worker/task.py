@@ -380,8 +380,11 @@ class Task:
         assert self._work is not None
         for out in self._work:
             if out:
-                for output in self._main:
-                    output.emit(out, self._stamp)
+                if (noting := self.record_by_record) is None:
+                    for output in self._main:
+                        output.emit(out, self._stamp)
+                else:
+                    self._emit_noted(noting, out, self._main, len(self.stages))
             if self._flush_channels() or self._stopwatch() - started > 2 * STEP_NS:
                 elapsed = self._stopwatch() - started
                 self.busy_ns += elapsed
@@ -668,16 +671,25 @@ class Task:
             return
         stage = self.stages[position]
         for one in singly(batch):
-            try:
-                record_by_record.check(position, one)
-            except Poison as poison:
-                stage.errors.handle(one[0] if isinstance(one, list) else one.values[0], poison)
+            if not _may_take(one, record_by_record, position, stage.errors):
                 continue
             stage.records_in += 1
             for piece in stage.expand(one) if stage.expands else (stage.run(one),):
                 if piece:
                     stage.records_out += len(piece)
                     yield from self._one_by_one(record_by_record, piece, position + 1)
+
+    def _emit_noted(self, record_by_record: RecordByRecord, batch: Batch, outputs: list[Output], first: int) -> None:
+        """Emits a batch in record-by-record mode. Each record is noted before the functions of an output (a key
+        selector, a combiner) get it. `first`: the number that stands for the first of the outputs in a note, because
+        lower numbers stand for operators and for other outputs."""
+        for position, output in enumerate(outputs, first):
+            if output.errors is None:
+                output.emit(batch, self._stamp)
+                continue
+            for one in singly(batch):
+                if _may_take(one, record_by_record, position, output.errors):
+                    output.emit(one, self._stamp)
 
     def fire(self) -> Iterator[Batch]:
         """Yields the outputs of timers that are due, after they have passed the later stages."""
@@ -979,12 +991,18 @@ class Task:
         return bool(self._waiting)
 
     def _emit_sides(self) -> None:
+        position = len(self.stages) + len(self._main)
         for records, outputs in self._sides:
             if records:
+                if self.record_by_record is None:
+                    for output in outputs:
+                        output.emit(records[:], self._stamp)
+                else:
+                    self._emit_noted(self.record_by_record, records[:], outputs, position)
                 for output in outputs:
-                    output.emit(records[:], self._stamp)
                     output.flush()
                 records.clear()
+            position += len(outputs)
 
     def _measure(self, elapsed: int) -> None:
         if self._rested:
@@ -1012,3 +1030,14 @@ class Task:
         # A diverted task measures its steps itself.
         if records and (gone > 0 or self.pending is not None) and self.diversion is None:
             self._size.measure(records, elapsed, self._more)
+
+
+def _may_take(one: Batch, record_by_record: RecordByRecord, position: int, errors: ErrorHandler) -> bool:
+    """Notes that the operator or output at this position is about to get a batch of one record. Returns False when the
+    record is poison there, and has failed. `errors` decides about such a record."""
+    try:
+        record_by_record.check(position, one)
+    except Poison as poison:
+        errors.handle(one[0] if isinstance(one, list) else one.values[0], poison)
+        return False
+    return True
