@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import socket
+import struct
 import threading
 import time
 from itertools import pairwise
@@ -838,6 +839,84 @@ def test_socket_line_without_end_is_bounded() -> None:
     source = sources.SocketLines("127.0.0.1", server.port, max_line_bytes=100_000)
     reader = source.reader(source.splits(1), context(wake=woken.set))
     with pytest.raises(SourceError, match="a line of more than 100,000 bytes"):
+        drain_socket(reader, woken)
+    reader.close()
+    server.join()
+
+
+@pytest.mark.parametrize("pieces", [[b"x" * 11 + b"\n"], [b"x" * 6, b"x" * 5 + b"\r\n"], [b"fine\n" + b"x" * 11]])
+def test_socket_line_with_its_end_is_bounded(pieces: list[bytes]) -> None:
+    done = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(b"one\n" + b"y" * 10 + b"\r\n")
+        for piece in pieces:
+            time.sleep(0.05)  # for a read of its own; the answer is the same without
+            connection.sendall(piece)
+        done.wait(10)
+
+    server = Server(serve)
+    woken = threading.Event()
+    source = sources.SocketLines("127.0.0.1", server.port, max_line_bytes=10)
+    reader = source.reader(source.splits(1), context(wake=woken.set))
+    assert drain_socket(reader, woken, count=2) == ["one", "y" * 10]
+    if pieces[0].startswith(b"fine"):
+        assert drain_socket(reader, woken, count=1) == ["fine"]
+    with pytest.raises(SourceError, match="a line of more than 10 bytes"):
+        drain_socket(reader, woken)
+    reader.close()
+    done.set()
+    server.join()
+
+
+def reset(connection: socket.socket) -> None:
+    """Ends a connection as a machine that has lost it does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_socket_that_reconnects_leaves_out_a_line_that_breaks_off(
+    broken: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(b"one\ntw")
+        taken.wait(10)  # a reset takes away what nobody has read
+        if broken:
+            reset(connection)
+
+    server = Server(serve, lambda c: c.sendall(b"two\nth"), lambda c: c.sendall(b"three\n"))
+    woken = threading.Event()
+    source = sources.SocketLines("127.0.0.1", server.port, reconnect=True)
+    reader = source.reader(source.splits(1), context(wake=woken.set))
+    found = drain_socket(reader, woken, count=1)
+    taken.set()
+    assert found + drain_socket(reader, woken, count=2) == ["one", "two", "three"]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert all("in the middle of a line, and the 2 bytes of this line" in text for text in said)
+    reader.close()
+    assert len(caplog.records) == 2
+    server.join()
+
+
+def test_socket_that_breaks_hands_out_no_part_of_a_line() -> None:
+    taken = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(b"one\ntw")
+        taken.wait(10)
+        reset(connection)
+
+    server = Server(serve)
+    woken = threading.Event()
+    source = sources.SocketLines("127.0.0.1", server.port)
+    reader = source.reader(source.splits(1), context(wake=woken.set))
+    assert drain_socket(reader, woken, count=1) == ["one"]
+    taken.set()
+    with pytest.raises(SourceError, match=r"the connection to .* broke: .*reset"):
         drain_socket(reader, woken)
     reader.close()
     server.join()

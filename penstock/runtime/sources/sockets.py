@@ -7,6 +7,7 @@ sender back. It must never block the run loop, nor outlive close().
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import struct
 import termios
@@ -23,6 +24,8 @@ from penstock.runtime.sources.files import MAX_LINE
 from penstock.runtime.sources.lines import TextDecoder, readable
 from penstock.runtime.units import flag, is_whole, whole
 
+logger = logging.getLogger(__name__)
+
 _RECEIVE = 64 << 10
 _CONNECT_S = 10.0
 _RETRY_S = (0.1, 5.0)  # the first and the longest pause between attempts to connect
@@ -37,11 +40,15 @@ class SocketLines(Source[str]):
     `host`, `port`: where to connect to; one task does it. `encoding`: as in TextFiles. `reconnect`: connect
     again when the server cannot be reached or closes (what was sent meanwhile is lost), and so never end;
     False: the source ends when the server closes the connection. `max_buffered`: lines held for the job
-    before the socket is left unread.
-    `max_line_bytes`: the longest line allowed.
+    before the socket is left unread. `max_line_bytes`: the longest line allowed, without its line end.
+
+    The last line needs no line end when `reconnect` is False and the server closes the connection. In every other
+    case a line that breaks off with its connection is left out, because nobody knows whether it was whole: with
+    `reconnect`, and when the connection is reset. The log says how many bytes were left out.
 
     Errors: SourceError while running when the server cannot be reached or breaks off and `reconnect` is
-    False. A line that is not valid in the encoding is a failed record (its bytes).
+    False, and when a line is longer than `max_line_bytes`; the lines before it are handed out first. A line that
+    is not valid in the encoding is a failed record (its bytes).
 
     Offset: the number of lines handed out. A socket cannot be replayed: lines that were received but whose
     effects were not yet part of a checkpoint are lost when the job recovers. Put a file or a log between
@@ -238,27 +245,44 @@ class _Feed:
         parts: list[bytes] = []  # of a line that has not ended
         held = 0
         position = 0
+        limit = self._source.max_line_bytes
         while not self._closed:
-            data = connection.recv(_RECEIVE)
-            end = data.rfind(b"\n") + 1
-            if data and not end:
-                parts.append(data)
-                held += len(data)
-                if held > self._source.max_line_bytes:
-                    raise SourceError(
-                        f"SocketLines: {self._name} sent a line of more than "
-                        f"{self._source.max_line_bytes:,} bytes. "
-                        "Does it send lines of text? If it does, raise max_line_bytes."
-                    )
-                continue
-            block = b"".join([*parts, data[:end]])
-            if block:
-                self._put(self._decode(block, self._name, position)[0], len(block))
+            try:
+                data = connection.recv(_RECEIVE)
+            except OSError:
+                self._leave_out(held)
+                raise
             if not data:
+                if self._source.reconnect:
+                    self._leave_out(held)
+                elif parts:
+                    self._put(self._decode(b"".join(parts), self._name, position)[0], held)
                 return
-            position += len(block)
-            parts = [data[end:]] if end < len(data) else []
-            held = len(data) - end
+            end = data.rfind(b"\n") + 1
+            if end:
+                block = b"".join([*parts, data[:end]])
+                allowed = _up_to_long_line(block, limit)
+                if allowed:
+                    self._put(self._decode(allowed, self._name, position)[0], len(allowed))
+                if len(allowed) < len(block):
+                    raise self._too_long()
+                position += len(block)
+                parts, held = [], 0
+            if end < len(data):
+                parts.append(data[end:])
+                held += len(data) - end
+                if held - data.endswith(b"\r") > limit:
+                    raise self._too_long()
+
+    def _leave_out(self, size: int) -> None:
+        """Says that a line broke off after `size` bytes, with the connection."""
+        if size and not self._closed:
+            logger.warning(
+                "SocketLines: the connection to %s ended in the middle of a line, and the %s bytes of this line that "
+                "had arrived were left out. The server must send the end of a line before it closes the connection",
+                self._name,
+                f"{size:,}",
+            )
 
     def _put(self, lines: list[Any], size: int) -> None:
         """Appends to the buffer as room becomes free. The lines were `size` bytes."""
@@ -280,6 +304,12 @@ class _Feed:
             if was_empty:
                 self._wake()
 
+    def _too_long(self) -> SourceError:
+        return SourceError(
+            f"SocketLines: {self._name} sent a line of more than {self._source.max_line_bytes:,} bytes. Does it send "
+            "lines of text? If it does, raise max_line_bytes."
+        )
+
     def _failure(self, error: OSError, connected: bool) -> SourceError:
         reason = error.strerror or str(error) or type(error).__name__
         if connected:
@@ -293,6 +323,17 @@ class _Feed:
             f"nc -lk {self._source.port}), check host and port, or give reconnect=True to wait for it. "
             "The task that connects may run on any node."
         )
+
+
+def _up_to_long_line(block: bytes, limit: int) -> bytes:
+    """Returns the lines of a block before the first one that has more than `limit` bytes without its line end."""
+    if len(block) > limit:
+        start = 0
+        for line in block.split(b"\n"):
+            if len(line) - line.endswith(b"\r") > limit:
+                return block[:start]
+            start += len(line) + 1
+    return block
 
 
 def _in_kernel(connection: socket.socket) -> int:
