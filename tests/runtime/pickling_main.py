@@ -10,6 +10,8 @@ import os
 import pickle
 import subprocess
 import sys
+import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
@@ -280,6 +282,162 @@ def named_objects(directory: Path) -> None:
     assert peer.call(squared, 4) == 16
     assert peer.call(lambda: squared.cache_parameters()["maxsize"]) == 3
     assert kept is not None
+
+
+class Point:
+    __slots__ = ("x",)
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+class Named(Point):
+    """Has slots of its own, one of them with a private name."""
+
+    __slots__ = ("__secret", "name")
+
+    def __init__(self, x: int) -> None:
+        super().__init__(x)
+        self.name = f"n{x}"
+        self.__secret = -x
+
+    def secret(self) -> int:
+        return self.__secret
+
+
+class Again(Point):
+    __slots__ = Point.__slots__  # a second slot of the same name
+
+
+class Open(Named):
+    """Has no slots, and so a `__dict__` beside those that it inherits."""
+
+    def __init__(self, x: int) -> None:
+        super().__init__(x)
+        self.more = [x]
+
+
+class Both:
+    __slots__ = ("__dict__", "__weakref__", "x")
+
+    def __init__(self, x: int) -> None:
+        self.x, self.y = x, x + 1
+
+
+class Text:
+    __slots__ = "x"  # noqa: PLC0205
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+class Described:
+    __slots__ = {"x": "a number", "y": "its square"}
+
+    def __init__(self, x: int) -> None:
+        self.x, self.y = x, x * x
+
+
+class Packed:
+    __slots__ = ("x",)
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+    def __getstate__(self) -> Any:
+        return f"packed {self.x}"
+
+    def __setstate__(self, state: str) -> None:
+        self.x = int(state.removeprefix("packed "))
+
+
+class Abstract(ABC):
+    __slots__ = ()
+
+    @abstractmethod
+    def value(self) -> int: ...
+
+
+class Holding(Abstract, Generic[_T]):
+    __slots__ = ("content",)
+
+    def __init__(self, content: _T) -> None:
+        self.content = content
+
+    def value(self) -> int:
+        return 3
+
+
+class Pair(tuple[int, int]):
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: int
+    more: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Wide(Slotted):
+    y: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    x: int
+    y: int = 5
+
+
+class Row(NamedTuple):
+    x: int
+    y: str = "y"
+
+
+def slotted_made(i: int) -> list[Any]:
+    kinds = (Point, Named, Again, Open, Both, Text, Described, Packed, Holding, Slotted, Wide, Frozen, Row)
+    return [kind(i) for kind in kinds] + [Pair((i, i))]
+
+
+def slotted_says(record: Any) -> Any:
+    """What an object has and can, in whichever process."""
+    kind = type(record)
+    names = sorted(
+        {name for one in kind.__mro__ for name in vars(one) if not name.startswith("_abc")} - {"__slotnames__"}
+    )
+    said = [
+        kind.__name__,
+        [(name, repr(getattr(record, name, None))) for name in ("x", "y", "name", "more", "content")],
+    ]
+    said += [kind.__basicsize__, kind.__dictoffset__, kind.__weakrefoffset__, getattr(record, "__dict__", None), names]
+    said += [kind.__slots__, record.secret() if isinstance(record, Named) else None]
+    try:
+        record.another = 1
+        del record.another
+    except (AttributeError, TypeError) as error:  # a TypeError of frozen dataclasses with slots, before Python 3.14
+        said.append(str(error))
+    try:
+        said.append(weakref.ref(record)() is record)
+    except TypeError as error:
+        said.append(str(error))
+    return said
+
+
+def slots(directory: Path) -> None:
+    """Classes have the slots in all processes that they have here, and no others, and objects have what is in them."""
+    kept = pickling.Program()
+    peer = Peer(kept.dumps([slotted_made, slotted_says]))
+    for record, other in zip(slotted_made(7), peer.call(slotted_made, 7), strict=True):
+        assert type(other) is type(record)
+        assert slotted_says(other) == slotted_says(record)
+        assert peer.call(slotted_says, record) == slotted_says(record)
+        kind, payload = encode([record, record])
+        assert slotted_says(decode(kind, payload)[1]) == slotted_says(record)
+
+    class Stray(Point):
+        __slots__ = ("y",)
+
+    assert peer.call(lambda: slotted_says(Stray(3))) == slotted_says(Stray(3))
 
 
 def structs(directory: Path) -> None:

@@ -28,6 +28,7 @@ def run(case: str, directory: Path, script: Path = SCRIPT) -> None:
     [
         "agree",
         "structs",
+        "slots",
         "named_objects",
         "keys",
         "no_code",

@@ -34,6 +34,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from enum import EnumMeta
 from functools import lru_cache
 from itertools import count
 from types import FunctionType, ModuleType
@@ -42,6 +43,7 @@ from typing import Any, ClassVar, NewType, TypeAlias, TypeVar
 import cloudpickle
 
 from penstock.runtime.errors import CodecError, shorten
+from penstock.runtime.records import class_layouts
 from penstock.runtime.records.class_evolution import layout, stand_in
 from penstock.runtime.records.struct_classes import is_struct, making, members
 
@@ -242,6 +244,9 @@ class _Defining(cloudpickle.Pickler):  # type: ignore[misc]
         if is_struct(obj):
             make, arguments = making(obj)
             state = members(obj, state)
+        elif not isinstance(obj, EnumMeta):
+            arguments = class_layouts.making(obj, arguments)
+            state = class_layouts.filling(obj, state)
         return _begin, (self._name(obj), make, arguments), (fill, state), None, None, _end
 
 

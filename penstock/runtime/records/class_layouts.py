@@ -1,0 +1,45 @@
+"""How a class of which cloudpickle makes another one travels: with its slots, and a named tuple as a tuple.
+
+cloudpickle makes a class empty at first, and then fills it with its members. What Python decides when it makes the
+class cannot be filled in afterwards: the slots of its objects. Without them an object has a `__dict__` here and none
+there, so one process cannot read what another one has pickled. So the empty class is made with the slots at once.
+
+`typing.NamedTuple` is no class but makes one, and allows it no slots, which every named tuple has. So a named tuple
+is made from the classes that it really has as bases.
+"""
+
+from __future__ import annotations
+
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any
+
+
+def making(class_: type, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns with what cloudpickle's function makes an empty class of the same layout. It gives `arguments`: the
+    metaclass, the name, the bases, what is in the class from the start, and two others."""
+    meta, name, bases, given, *others = arguments
+    members = vars(class_)
+    if tuple in class_.__bases__ and "_fields" in members:
+        bases = class_.__bases__
+        given = given | {key: members[key] for key in ("__orig_bases__",) if key in members}
+    if "__slots__" in members:
+        given = given | {"__slots__": tuple(key for key, member in members.items() if _is_slot(class_, member))}
+    return meta, name, bases, given, *others
+
+
+def filling(class_: type, state: tuple[dict[str, Any], Any]) -> tuple[dict[str, Any], Any]:
+    """Returns what the empty class is filled with: `state` without what it has already. cloudpickle takes out the
+    members that have the names of slots, which misses private names and takes what has taken the place of a slot."""
+    members = vars(class_)
+    if "__slots__" not in members:
+        return state
+    filled, other = state
+    declared = members["__slots__"]
+    names = {declared} if isinstance(declared, str) else set(declared)
+    filled = {**filled, **{key: members[key] for key in names & members.keys()}}
+    return {key: member for key, member in filled.items() if not _is_slot(class_, member)}, other
+
+
+def _is_slot(class_: type, member: Any) -> bool:
+    """Whether a member of a class gives access to a slot of the class's own, also to `__dict__` and `__weakref__`."""
+    return isinstance(member, MemberDescriptorType | GetSetDescriptorType) and member.__objclass__ is class_
