@@ -14,10 +14,12 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
-from enum import Enum
-from functools import lru_cache
+from datetime import date
+from enum import Enum, Flag, IntEnum, auto
+from functools import cached_property, lru_cache, partialmethod, singledispatch, singledispatchmethod
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, NewType, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, NewType, ParamSpec, TypedDict, TypeVar, is_typeddict
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 
@@ -402,14 +404,19 @@ def slotted_made(i: int) -> list[Any]:
 def slotted_says(record: Any) -> Any:
     """What an object has and can, in whichever process."""
     kind = type(record)
-    names = sorted(
-        {name for one in kind.__mro__ for name in vars(one) if not name.startswith("_abc")} - {"__slotnames__"}
-    )
+    names = {name for one in kind.__mro__ for name in vars(one) if not name.startswith("_abc")}
+    names -= {"__slotnames__", "__weakref__"}  # the second may be there without use, in dataclasses of Python 3.10
     said = [
         kind.__name__,
         [(name, repr(getattr(record, name, None))) for name in ("x", "y", "name", "more", "content")],
     ]
-    said += [kind.__basicsize__, kind.__dictoffset__, kind.__weakrefoffset__, getattr(record, "__dict__", None), names]
+    said += [
+        kind.__basicsize__,
+        kind.__dictoffset__,
+        kind.__weakrefoffset__,
+        getattr(record, "__dict__", None),
+        sorted(names),
+    ]
     said += [kind.__slots__, record.secret() if isinstance(record, Named) else None]
     try:
         record.another = 1
@@ -440,6 +447,262 @@ def slots(directory: Path) -> None:
     assert peer.call(lambda: slotted_says(Stray(3))) == slotted_says(Stray(3))
 
 
+class Planet(Enum):
+    """Members get attributes from __init__."""
+
+    EARTH = (5.0, 2.0)
+    MARS = (3.0, 1.0)
+    HOME = EARTH  # an alias
+
+    def __init__(self, mass: float, radius: float) -> None:
+        self.mass, self.radius = mass, radius
+        self.neighbours: list[Any] = []
+
+    def gravity(self) -> float:
+        return self.mass / self.radius
+
+    @classmethod
+    def smallest(cls) -> Planet:
+        return cls.MARS
+
+
+Planet.EARTH.neighbours.append(Planet.MARS)
+Planet.MARS.neighbours.append(Planet.EARTH)
+
+
+class Coordinate(bytes, Enum):
+    """Members are made of other data than their values by __new__."""
+
+    X = (1, "km")
+    Y = (2, "m")
+
+    def __new__(cls, value: int, unit: str) -> Coordinate:
+        made = bytes.__new__(cls, [value])
+        made._value_ = value
+        made.unit = unit  # type: ignore[attr-defined]
+        return made
+
+
+class Parts(tuple[int, ...], Enum):
+    NONE = ()
+    TWO = (1, 2)
+
+
+class Day(date, Enum):
+    FIRST = 2020, 1, 1
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+    @classmethod
+    def _missing_(cls, value: object) -> Level:
+        return cls.HIGH
+
+
+class Lazy(Enum):
+    def _generate_next_value_(name: str, *_: Any) -> Any:  # type: ignore[misc,override]  # noqa: N805
+        return name.lower()
+
+    A = auto()
+    B = auto()
+
+
+class Right(Flag):
+    READ = 1
+    WRITE = 2
+    BOTH = 3
+
+    def letters(self) -> str:
+        return "".join(right.name[0] for right in (Right.READ, Right.WRITE) if right in self)  # type: ignore[index]
+
+
+def enums_say() -> list[Any]:
+    """What Enum classes and their members can, in whichever process."""
+    said: list[Any] = [
+        [sorted(planet.__dict__) for planet in Planet],
+        [(planet.mass, planet.gravity(), planet.neighbours[0].name) for planet in Planet],
+        [
+            Planet["HOME"] is Planet.EARTH,
+            Planet.HOME is Planet((5.0, 2.0)),
+            Planet.smallest(),
+            list(Planet.__members__),
+        ],
+        [(bytes(one), one.value, one.unit, Coordinate(one.value) is one) for one in Coordinate],  # type: ignore[attr-defined]
+        [(tuple(one), one.value, Parts(one.value) is one) for one in Parts],
+        [Day.FIRST.year, Day.FIRST.value, Day.FIRST.name],
+        [Level(1), Level(77), Level.LOW < 2, Level.HIGH + 1],
+        [Lazy.A.value, Lazy("b"), len(Lazy)],
+        [Right.BOTH.letters(), Right.READ | Right.WRITE == Right.BOTH, Right.BOTH & ~Right.READ, Right(0)],
+        [Right["BOTH"].value, repr(Right.READ), str(Right.WRITE)],
+    ]
+    kinds = (Planet, Coordinate, Parts, Level, Lazy, Right)
+    return said + [sorted(vars(kind).keys() - {"__doc__", "_generate_next_value_"}) for kind in kinds]
+
+
+def enums(directory: Path) -> None:
+    """Members of Enum classes have their data, attributes and aliases in all processes."""
+    kept = pickling.Program()
+    peer = Peer(kept.dumps([enums_say]))
+    for here, there in zip(enums_say(), peer.call(enums_say), strict=True):
+        assert here == there
+    members = [Planet.HOME, Coordinate.Y, Parts.TWO, Day.FIRST, Level.LOW, Lazy.B, Right.READ | Right.WRITE, Right.READ]
+    assert all(one is other for one, other in zip(members, peer.call(same, members), strict=True))
+
+
+class Circle:
+    def __init__(self, radius: int) -> None:
+        self.radius = radius
+
+    @cached_property
+    def area(self) -> int:
+        """How large it is."""
+        return 3 * self.radius**2
+
+    twice = partialmethod(lambda self, factor: factor * self.radius, 2)
+
+
+class Ring(Circle):
+    class Noted(cached_property):  # type: ignore[type-arg]
+        def __get__(self, *arguments: Any) -> Any:
+            return "noted", super().__get__(*arguments)
+
+    @Noted
+    def area(self) -> int:  # type: ignore[override]
+        return 1
+
+
+@singledispatch
+def flat(value: Any) -> list[Any]:
+    """Makes a list."""
+    return [value]
+
+
+@flat.register
+def _of_list(value: list) -> list[Any]:  # type: ignore[type-arg]
+    return [part for one in value for part in flat(one)]
+
+
+@flat.register(Circle)
+def _of_circle(value: Circle) -> list[Any]:
+    return [value.radius]
+
+
+@flat.register(Abstract)
+def _of_abstract(value: Abstract) -> list[Any]:
+    return ["abstract", value.value()]
+
+
+class Shower:
+    @singledispatchmethod
+    def show(self, value: Any) -> str:
+        return "any"
+
+    @show.register
+    def _(self, value: int) -> str:
+        return f"int {value}"
+
+    @singledispatchmethod
+    @classmethod
+    def made(cls, value: Any) -> str:
+        return cls.__name__
+
+    @made.register
+    @classmethod
+    def _(cls, value: int) -> str:
+        return f"{cls.__name__} {value}"
+
+
+class Movie(TypedDict, total=False):
+    name: str
+
+
+class Sequel(Movie):
+    part: int
+    earlier: list[Movie]
+
+
+_P = ParamSpec("_P")
+
+
+def traced(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return function(*args, **kwargs)
+
+    call.__annotations__ = {"function": Callable[_P, _T]}
+    return call
+
+
+@traced
+def added(one: int, other: int = 2) -> int:
+    return one + other
+
+
+_areas: WeakKeyDictionary[Any, int] = WeakKeyDictionary({Circle: 5})
+_named: WeakValueDictionary[str, Any] = WeakValueDictionary({"circle": Circle})
+
+
+if sys.version_info >= (3, 11):
+    from typing import TypeVarTuple, Unpack
+
+    _Ts = TypeVarTuple("_Ts")
+
+    class Entry(NamedTuple, Generic[_T]):
+        left: _T
+        right: int = 5
+
+        def both(self) -> list[Any]:
+            return [self.left, self.right]
+
+    class Arguments(Generic[Unpack[_Ts]]):
+        pass
+
+    def newer_say() -> list[Any]:
+        """The same of what Python 3.10 does not have."""
+        entry = Entry[int](5)
+        return [
+            [entry, entry.both(), Entry.__parameters__ == (_T,), repr(Entry[int]), Entry._fields],
+            [Arguments[int, str].__args__, str(Arguments.__parameters__)],
+        ]
+else:
+
+    def newer_say() -> list[Any]:
+        return []
+
+
+def remade_say() -> list[Any]:
+    """What objects can that pickle would refuse or only name, in whichever process."""
+    circle = Circle(2)
+    _areas[circle] = circle.area
+    said: list[Any] = [
+        [circle.area, circle.twice(), Circle.area.__doc__, vars(circle), Ring(3).area],
+        [flat([1, [circle, ["a"]], Holding(1)]), flat.__name__, flat.__doc__, len(flat.registry), flat.__wrapped__(1)],
+        [Shower().show(1), Shower().show("a"), Shower.made(1), Shower.made("a")],
+        [Sequel(name="x", part=2), Sequel.__required_keys__, Sequel.__optional_keys__, is_typeddict(Sequel)],
+        [added(1), str(_P), _P.__module__, UserId.__module__],
+        [_areas[Circle], _areas[circle], len(_areas), _named["circle"] is Circle],
+    ]
+    try:
+        flat()  # type: ignore[call-arg]
+    except TypeError as error:
+        said.append(str(error))
+    return said + newer_say()
+
+
+def remade(directory: Path) -> None:
+    """Definitions travel that pickle would refuse or only name."""
+    kept = pickling.Program()
+    peer = Peer(
+        kept.dumps([remade_say, UserId, *[globals()[name] for name in ("Entry", "Arguments") if name in globals()]])
+    )
+    for here, there in zip(remade_say(), peer.call(remade_say), strict=True):
+        assert here == there
+    # The other process sends them on.
+    sent = peer.raw(pickling.dumps((lambda: lambda: (remade_say()[:5], UserId(3), flat, Circle), ())))
+    assert peer.call(lambda data: pickling.loads(data)[1]()[0], sent) == remade_say()[:5]
+
+
 def structs(directory: Path) -> None:
     """Classes of msgspec structs have their fields, options and methods in all processes."""
     kept = pickling.Program()
@@ -450,6 +713,7 @@ def structs(directory: Path) -> None:
         assert peer.call(struct_says, record) == struct_says(other)
         kind, payload = encode([record, record])
         assert decode(kind, payload) == [other, other]
+    assert b"_find_or_make" not in peer.raw(pickling.dumps((structs_made, (3,))))  # it has one class of each name
 
     sale = Sale(created_ms=5, ticks=[Tick("x")])
     assert peer.call(lambda data: msgspec.json.decode(data, type=Sale), msgspec.json.encode(sale)) == sale

@@ -6,6 +6,7 @@ and what to write instead. What is known when the flow is built is a FlowError a
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import sqlite3
 import threading
@@ -102,6 +103,12 @@ def wrapped(record: Any) -> Any:
         return refused(record)
     except OSError as error:
         raise RuntimeError("could not be sent") from error
+
+
+def dispatching() -> Any:
+    chosen = functools.singledispatch(lambda record: record)
+    chosen.register(int, closing_over(held))
+    return chosen
 
 
 def closing_over(value: Any) -> Callable[[Any], Any]:
@@ -401,6 +408,18 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         ("argument 1 of the partial",),
     ),
     "default": (lambda: some().map(lambda record, lock=held: record), ("the default of a parameter",)),
+    "context variable": (
+        lambda: some().map(closing_over(contextvars.ContextVar("user"))),
+        (
+            "the variable 'value'",
+            "of type ContextVar",
+            "or in another module, where the function finds it as module.name",
+        ),
+    ),
+    "registered function": (
+        lambda: some().map(dispatching()),
+        ("the variable 'value' that it closes over of the function that is registered for int", "of type lock"),
+    ),
     "records": (
         lambda: ps.sources.Memory([{"a": [1, held]}]),
         ("element 1 of the value at 'a' of element 0", "of type lock"),

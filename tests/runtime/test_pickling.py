@@ -29,6 +29,8 @@ def run(case: str, directory: Path, script: Path = SCRIPT) -> None:
         "agree",
         "structs",
         "slots",
+        "enums",
+        "remade",
         "named_objects",
         "keys",
         "no_code",

@@ -1,15 +1,17 @@
-"""How a class of which cloudpickle makes another one travels: with its slots, and a named tuple as a tuple.
+"""How a class travels of which cloudpickle would make another one: with its slots, and with its real bases.
 
 cloudpickle makes a class empty at first, and then fills it with its members. What Python decides when it makes the
 class cannot be filled in afterwards: the slots of its objects. Without them an object has a `__dict__` here and none
 there, so one process cannot read what another one has pickled. So the empty class is made with the slots at once.
 
-`typing.NamedTuple` is no class but makes one, and allows it no slots, which every named tuple has. So a named tuple
-is made from the classes that it really has as bases.
+`typing.NamedTuple` and `typing.TypedDict` are no classes but make them, from other bases than they are given, and
+NamedTuple allows no slots, which every named tuple has. So such a class is made from the classes that it really has as
+bases, and a typed dict without asking its metaclass, which refuses these.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
@@ -19,9 +21,12 @@ def making(class_: type, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     metaclass, the name, the bases, what is in the class from the start, and two others."""
     meta, name, bases, given, *others = arguments
     members = vars(class_)
-    if tuple in class_.__bases__ and "_fields" in members:
+    typed_dict = type(class_).__name__ == "_TypedDictMeta"  # of typing or of typing_extensions
+    if typed_dict or (tuple in class_.__bases__ and "_fields" in members):
         bases = class_.__bases__
         given = given | {key: members[key] for key in ("__orig_bases__",) if key in members}
+    if typed_dict:
+        meta = partial(type.__new__, meta)
     if "__slots__" in members:
         given = given | {"__slots__": tuple(key for key, member in members.items() if _is_slot(class_, member))}
     return meta, name, bases, given, *others

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 from penstock.runtime.errors import shorten
@@ -81,6 +81,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    registry = getattr(function, "registry", None)
+    if isinstance(registry, MappingProxyType):  # of functools.singledispatch
+        for class_, implementation in registry.items():
+            yield f"the function that is registered for {getattr(class_, '__qualname__', class_)}", implementation
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield f"the variable {name!r} that it closes over", cell.cell_contents

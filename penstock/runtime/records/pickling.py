@@ -34,18 +34,18 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from enum import EnumMeta
-from functools import lru_cache
 from itertools import count
 from types import FunctionType, ModuleType
-from typing import Any, ClassVar, NewType, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import cloudpickle
 
 from penstock.runtime.errors import CodecError, shorten
-from penstock.runtime.records import class_layouts
+from penstock.runtime.records import class_layouts, enum_classes, struct_classes
 from penstock.runtime.records.class_evolution import layout, stand_in
-from penstock.runtime.records.struct_classes import is_struct, making, members
+from penstock.runtime.records.enum_classes import is_enum
+from penstock.runtime.records.remade import remade, remade_function
+from penstock.runtime.records.struct_classes import is_struct
 
 PROTOCOL = 5
 
@@ -54,7 +54,6 @@ PROTOCOL = 5
 Name: TypeAlias = tuple[str, str, str, int]
 
 _Value = TypeVar("_Value")
-_Cached = type(lru_cache(lambda: None))
 
 loads: Callable[..., Any] = pickle.loads
 
@@ -220,7 +219,7 @@ class _Naming(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is FunctionType:
-            return super().reducer_override(obj)
+            return remade_function(obj, super().reducer_override(obj))
         if not issubclass(kind, type):
             return _remade(obj)
         if self._program is not None and (found := self._program.reference(obj)) is not None:
@@ -239,12 +238,15 @@ class _Defining(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
         if not issubclass(type(obj), type) or not _is_definition(reduced):
-            return _remade(obj) if reduced is NotImplemented else reduced
+            return _remade(obj) if reduced is NotImplemented else remade_function(obj, reduced)
         make, arguments, state, _, _, fill = reduced
         if is_struct(obj):
-            make, arguments = making(obj)
-            state = members(obj, state)
-        elif not isinstance(obj, EnumMeta):
+            make, arguments = _make_once, (arguments[-2], *struct_classes.making(obj))
+            state = struct_classes.members(obj, state)
+        elif is_enum(obj):
+            make, arguments = _make_once, (arguments[-2], *enum_classes.making(obj))
+            fill, state = enum_classes.filling(obj, fill, state)
+        else:
             arguments = class_layouts.making(obj, arguments)
             state = class_layouts.filling(obj, state)
         return _begin, (self._name(obj), make, arguments), (fill, state), None, None, _end
@@ -308,18 +310,14 @@ def _is_definition(reduced: Any) -> bool:
 
 
 def _remade(obj: Any) -> Any:
-    """Returns how an object of the main script is made again that pickle would only name. NotImplemented: pickle knows
-    better."""
-    kind = type(obj)
-    if kind is NewType:
-        makes: tuple[Any, ...] = NewType, (obj.__name__, obj.__supertype__)
-    elif kind is _Cached:
-        makes = _cached, (obj.__wrapped__, obj.cache_parameters())
-    else:
-        return NotImplemented
-    module = getattr(obj, "__module__", None)
-    travelling = module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
-    return makes if travelling else NotImplemented
+    """Returns how an object of the main script is made again that pickle refuses or would only name. NotImplemented:
+    pickle knows better."""
+    return remade(obj, _travels)
+
+
+def _travels(module: str | None) -> bool:
+    """Whether the definitions of the module of this name travel."""
+    return module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
 
 
 def _stray(class_: type) -> Name:
@@ -353,11 +351,6 @@ def _defined(data: bytes) -> Any:
 
 
 # --- what pickles call: the names of these functions are in what jobs have saved ---------------------------------
-
-
-def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """Returns a function with a cache, which is empty at first."""
-    return lru_cache(**parameters)(function)
 
 
 def _find(token: str, module: str, qualified: str, number: int, saved: str = "") -> type:
@@ -408,6 +401,13 @@ def _begin(name: Name, make: Callable[..., type], arguments: tuple[Any, ...]) ->
             _unfinished[class_] = name
     if _readers:
         _readers[-1].classes[class_] = name
+    return class_
+
+
+def _make_once(tracked: str, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    """Returns a new class, or the one that has come already from the same process, with another program. `tracked` is
+    the id that cloudpickle gives the class."""
+    class_: type = cloudpickle.cloudpickle._lookup_class_or_track(tracked, make(*arguments))
     return class_
 
 

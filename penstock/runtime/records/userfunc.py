@@ -566,8 +566,9 @@ def check_picklable(value: Any, what: str) -> None:
         raise FlowError(
             f"{what}: {shorten(value)}{place} cannot be pickled, so it cannot travel to a worker"
             + (f": {part}" if part else "")
-            + f" ({type(error).__name__}: {error}). Make what cannot travel (locks, files, connections, sessions) "
-            "inside the function, or in open() of a ProcessFunction or of an object that is called like a function"
+            + f" ({type(error).__name__}: {error}). Make what cannot travel (locks, files, connections, sessions, "
+            "context variables) inside the function, in open() of a ProcessFunction or of an object that is called "
+            "like a function, or in another module, where the function finds it as module.name"
         ) from error
 
 

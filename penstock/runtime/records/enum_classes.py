@@ -1,0 +1,107 @@
+"""How an Enum class travels to another process.
+
+cloudpickle makes the class with the values of its members before the class has its methods. So no `__new__` and no
+`__init__` of the user's is called, members lack the attributes that these set, and members with a data type of their
+own have wrong data. Aliases are lost. So `making` says what each member is made from, whatever the user's methods do,
+and `filling` gives each member its attributes afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import EnumMeta
+from types import new_class
+from typing import Any, NamedTuple
+
+_OWN = ("__init__", "__new_member__", "_new_member_", "_use_args_")  # of a class's, where _make puts its own
+_OF_ENUM = ("_value_", "_name_", "_sort_order_", "__objclass__", "_inverted_")  # attributes that Enum itself sets
+
+
+class Member(NamedTuple):
+    """A member of an Enum class: its name, its value, and of which type and from what to make it."""
+
+    name: str
+    value: Any
+    type: type
+    arguments: tuple[Any, ...]
+
+
+def is_enum(class_: type) -> bool:
+    """Whether a class is an Enum class."""
+    return isinstance(class_, EnumMeta)
+
+
+def making(class_: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
+    """Returns a function, and its arguments, that make an Enum class with these members and without methods."""
+    members = tuple(_described(name, member, class_._member_type_) for name, member in class_.__members__.items())
+    boundary = getattr(class_, "_boundary_", None)  # of flags, from Python 3.11 on
+    options = {} if boundary is getattr(class_.__bases__[-1], "_boundary_", None) else {"boundary": boundary}
+    return _make, (type(class_), class_.__name__, class_.__module__, class_.__bases__, members, options)
+
+
+def filling(class_: Any, fill: Callable[..., Any], state: tuple[dict[str, Any], Any]) -> tuple[Callable[..., Any], Any]:
+    """Returns a function that fills the class, and what from. `fill` and `state` are cloudpickle's."""
+    filled, other = state
+    filled = {name: value for name, value in filled.items() if name not in class_.__members__ and name not in _OWN}
+    own = {name: vars(class_)[name] for name in _OWN if name in vars(class_)}
+    attributes = {
+        name: {key: value for key, value in vars(member).items() if key not in _OF_ENUM}
+        for name, member in class_.__members__.items()
+        if name == member.name
+    }
+    return _fill, (fill, (filled, other), own, attributes)
+
+
+def _described(name: str, member: Any, kind: Any) -> Member:
+    value = member._value_
+    if kind.__new__ is object.__new__:
+        return Member(name, value, object, ())
+    for base in kind.__mro__:
+        if "__getnewargs__" in vars(base):  # as int, str and tuple have it
+            return Member(name, value, base, tuple(vars(base)["__getnewargs__"](member)))
+    if type(value) is kind:  # such as a date
+        make, arguments = value.__reduce_ex__(2)[:2]
+        if make is kind:
+            return Member(name, value, kind, arguments)
+    return Member(name, value, kind, value if isinstance(value, tuple) else (value,))
+
+
+class _Packed:
+    """Holds a member until the class makes it. A tuple would be taken for several arguments."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+
+
+# Their names are in what jobs have saved.
+def _make(
+    meta: type, name: str, module: str, bases: tuple[type, ...], members: tuple[Member, ...], options: dict[str, Any]
+) -> type:
+    def new(class_: Any, packed: Any) -> Any:
+        while not isinstance(packed, _Packed):  # an Enum of tuples wraps it
+            packed = packed[0]
+        made: Any = packed.member.type.__new__(class_, *packed.member.arguments)
+        made._value_ = packed.member.value
+        return made
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = module
+        if members:
+            namespace["__new__"] = new
+            namespace["__init__"] = lambda self, packed: None
+        for member in members:
+            namespace[member.name] = _Packed(member)
+
+    return new_class(name, bases, {"metaclass": meta, **options}, fill)
+
+
+def _fill(class_: Any, state: tuple[Callable[..., Any], Any, dict[str, Any], dict[str, dict[str, Any]]]) -> None:
+    fill, members, own, attributes = state
+    for name in _OWN:
+        if name in own:
+            setattr(class_, name, own[name])
+        elif name in vars(class_):
+            delattr(class_, name)
+    fill(class_, members)
+    for name, values in attributes.items():
+        vars(class_.__members__[name]).update(values)
