@@ -551,6 +551,53 @@ def enums(directory: Path) -> None:
     assert all(one is other for one, other in zip(members, peer.call(same, members), strict=True))
 
 
+class Plugin:
+    """Registers its subclasses, which have to say under which key."""
+
+    known: ClassVar[dict[str, type[Plugin]]] = {}
+    key: ClassVar[str]
+
+    def __init_subclass__(cls, *, key: str, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        assert key not in Plugin.known
+        Plugin.known[key], cls.key = cls, key
+
+
+class Reading(Plugin, key="read"):
+    pass
+
+
+class Typed(Plugin, Generic[_T], key="typed"):
+    pass
+
+
+class Writing(Typed[int], ABC, key="write"):
+    __slots__ = ("x",)
+
+    @abstractmethod
+    def write(self) -> None: ...
+
+
+def plugins_say() -> list[Any]:
+    if "later" not in Plugin.known:
+
+        class Later(Writing, key="later"):
+            pass
+
+    return [
+        [(key, kind.__name__, kind.key) for key, kind in Plugin.known.items()],
+        [Plugin.known["write"] is Writing, Reading.key, Typed.__parameters__ == (_T,), Typed[str].__origin__ is Typed],
+        [Writing.__abstractmethods__, Writing.__parameters__],
+    ]
+
+
+def plugins(directory: Path) -> None:
+    """__init_subclass__ is called once for each class, and not again in other processes."""
+    kept = pickling.Program()
+    peer = Peer(kept.dumps([plugins_say]))
+    assert peer.call(plugins_say) == plugins_say()
+
+
 class Circle:
     def __init__(self, radius: int) -> None:
         self.radius = radius

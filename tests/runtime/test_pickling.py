@@ -31,6 +31,7 @@ def run(case: str, directory: Path, script: Path = SCRIPT) -> None:
         "slots",
         "enums",
         "remade",
+        "plugins",
         "named_objects",
         "keys",
         "no_code",

@@ -247,7 +247,7 @@ class _Defining(cloudpickle.Pickler):  # type: ignore[misc]
             make, arguments = _make_once, (arguments[-2], *enum_classes.making(obj))
             fill, state = enum_classes.filling(obj, fill, state)
         else:
-            arguments = class_layouts.making(obj, arguments)
+            arguments = class_layouts.making(obj, arguments, _travels)
             state = class_layouts.filling(obj, state)
         return _begin, (self._name(obj), make, arguments), (fill, state), None, None, _end
 
