@@ -921,6 +921,42 @@ def _losses_are_not_told() -> Any:
 
 
 @planted_fault(
+    "penstock/runtime/epochs/coordinator.py",
+    Test(
+        "tests/epochs/test_coordinator.py::"
+        "test_losses_that_are_found_one_after_the_other_begin_no_epochs_beside_each_other"
+    ),
+)
+def _an_epoch_for_each_loss() -> Any:
+    """Each loss begins an epoch, whatever epochs are under way."""
+    lost = Coordinator.lost
+
+    def another(self: Coordinator, names: Any, reason: str, now: float) -> Any:
+        begun = self.begun
+        commands = lost(self, names, reason, now)
+        return [*commands, *self.begin(now)] if commands and self.begun == begun else commands
+
+    return _patch(Coordinator, "lost", another)
+
+
+@planted_fault(
+    "penstock/runtime/host/store_keeper.py",
+    Test("tests/host/test_store_keeper.py::test_what_is_written_again_is_told_to_be_lost_no_more"),
+)
+def _spoiled_once_and_for_all() -> Any:
+    """What was read and found damaged counts as lost at every look, although it may have been written again."""
+    mend = StoreKeeper._mend
+
+    def believe(self: StoreKeeper, blob: Blob, there: Any, lost: dict[str, str]) -> None:
+        if blob.name in self._spoiled:
+            lost[blob.name] = self._spoiled[blob.name]
+        else:
+            mend(self, blob, there, lost)
+
+    return _patch(StoreKeeper, "_mend", believe)
+
+
+@planted_fault(
     "penstock/runtime/epochs/coordinator.py", Seeds(268, lambda faults: faults.merges > 0 and _several_epochs(faults))
 )
 def _merged_for_all_that_follows() -> Any:

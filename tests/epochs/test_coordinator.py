@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -661,6 +662,47 @@ def test_a_task_that_has_ended_says_so_again_when_its_end_is_lost() -> None:
     assert job.ack(A, B, C, epoch=2) == []
     (save,) = job.ack(X, epoch=2, finished=True)
     assert isinstance(save, Save)
+
+
+def test_losses_that_are_found_one_after_the_other_begin_no_epochs_beside_each_other() -> None:
+    """Each epoch would make all others slower, as epochs that take longer than the time-out do."""
+    job = Job().running(1)
+    assert job.c.lost(names(job, A, epoch=1), "gone", 1.1) == [SaveWholeState(frozenset({A})), Trigger(2)]
+    assert job.c.lost(names(job, A, B, epoch=1), "gone", 1.2) == [SaveWholeState(frozenset({B}))]
+    assert job.c.lost(names(job, A, B, C, epoch=1), "gone", 1.3) == [SaveWholeState(frozenset({C}))]
+    (save,) = job.ack(*ALL, epoch=2, whole=True)
+    assert isinstance(save, Save)
+    assert save.manifest.epoch == 2
+
+
+def test_an_end_that_is_told_to_be_lost_again_and_again_begins_one_epoch() -> None:
+    job = Job().running(1)
+    job.ack(X, Y, epoch=2, finished=True)
+    begun = []
+    for tenth in range(20, 60):
+        begun += [one for one in job.c.lost(names(job, X, epoch=2), "gone", tenth / 10) if isinstance(one, Trigger)]
+        assert job.ack(X, epoch=2, finished=True) == []
+    assert begun == [Trigger(2)]
+    assert job.c.last_failure == "gone"
+    (save,) = job.ack(A, B, C, epoch=2)
+    assert isinstance(save, Save)
+
+
+def test_an_epoch_under_way_that_builds_on_what_is_lost_is_followed_by_another_at_once() -> None:
+    """A task has passed the barrier before it hears that it is to save its whole state."""
+    job = Job(replace(OPTIONS, interval_s=600.0))
+    job.start()
+    job.built()
+    job.c.begin(0.0)
+    job.ack(*ALL, epoch=1, whole=True)
+    job.c.saved(1)
+    job.c.begin(2.0)
+    assert job.c.lost(names(job, B, epoch=1), "gone", 2.1) == [SaveWholeState(frozenset({B}))]
+    assert job.c.tick(2.2) == [], "epoch 2 may do"
+    assert job.ack(B, epoch=2) == []
+    assert job.c.tick(2.3) == [Trigger(3)]
+    assert job.c.declined(B, job.c._generations[B], 3, "the store is full") == []
+    assert job.c.due() == 602.3, "once for what is lost"
 
 
 def test_tasks_that_go_back_find_out_for_themselves_what_is_lost() -> None:

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -214,6 +215,29 @@ def test_what_is_there_again_is_not_lost(watched: Watched) -> None:
     assert len(watched.told) == 1
     assert watched.blob(1) == blob
     assert watched.keeper.save(watched.manifest(2, blob))
+
+
+@pytest.mark.parametrize("again", [StoreKeeper.look, lambda keeper: list(keeper.examine())])
+def test_what_is_written_again_is_told_to_be_lost_no_more(
+    watched: Watched, again: Callable[[StoreKeeper], Any]
+) -> None:
+    """Each time that it is told, a task that has ended saves its end once more, and no epoch is complete meanwhile."""
+    first, second = watched.blob(1), watched.blob(2)
+    watched.keeper.save(watched.manifest(1, first, second))
+    for file in (first.name, "copies/00000001-0-1"):
+        watched.store._files.write(file, [BIG[::-1], bytes(1)], False)
+    delete(watched, second.name, "copies/00000002-0-1")
+    list(watched.keeper.examine())
+    watched.keeper.look()
+    assert watched.told[-1][0] == {first.name, second.name}, "they are as they were"
+    watched.told.clear()
+    assert watched.blob(1) == first
+    again(watched.keeper)
+    assert watched.told[-1][0] == {second.name}
+    assert watched.blob(2) == second
+    watched.told.clear()
+    again(watched.keeper)
+    assert watched.told == []
 
 
 def test_the_program_and_collected_records_are_written_again(watched: Watched) -> None:

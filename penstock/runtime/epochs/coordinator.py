@@ -378,6 +378,7 @@ class Coordinator:
         self._restart_wait_s = 0.0  # before the last restart
         self._store_backoff = Backoff(first_s, most_s)  # while the store does not return what is saved
         self._unreadable = False  # something of the last complete epoch is lost from the store
+        self._lost_since = False  # snapshots were lost from the store since the last epoch began
         self._downstream = _tasks_downstream(plan)
         # Until an epoch is complete that belongs to the job alone:
         self._change: Change | None = None
@@ -489,6 +490,7 @@ class Coordinator:
         if not self._life.move("begin"):
             return []
         self._last_trigger = now
+        self._lost_since = False
         if self._all_finished:
             return self._try_to_save()
         stay = self._stay()  # the epoch at which tasks were to migrate does not complete
@@ -531,7 +533,7 @@ class Coordinator:
             # one takes longer than the time-out.
             patience = self.options.timeout_s * 2.0 ** min(len(open_since) - 1, 30)
             return max(self._last_trigger + interval, max(open_since) + patience)
-        return self._last_trigger + interval
+        return self._last_trigger if self._lost_since else self._last_trigger + interval
 
     def acknowledged(
         self,
@@ -588,8 +590,9 @@ class Coordinator:
         return self._stay(epoch)
 
     def lost(self, names: Collection[str], reason: str, now: float) -> list[Command]:
-        """Notes that snapshots of these names are lost from the store, or useless. Their tasks save their whole state
-        at once, if they live. The host calls this again as long as the last manifest refers to a lost snapshot."""
+        """Notes that snapshots of these names are lost from the store, or useless. Their tasks save their whole state,
+        if they live, in an epoch that begins at once, or as soon as no other is under way that may complete. The host
+        calls this again as long as the last manifest refers to a lost snapshot."""
         if not self._life.move("lost"):
             return []
         self._unreadable = any(_among(names, entry.blobs) for entry in self._entries.values())
@@ -599,7 +602,6 @@ class Coordinator:
         lost = frozenset(task for task in tasks if _among(names, self._chains.get(task) or ()))
         if not lost:
             return []
-        self.last_failure = reason
         for task in lost:
             self._chains[task] = None
             self._finished.pop(task, None)
@@ -607,7 +609,12 @@ class Coordinator:
                 if task in pending.entries and _among(names, pending.entries[task].blobs):
                     del pending.entries[task]
                     pending.declined = reason
-        return [*self._stay(), SaveWholeState(lost), *self.begin(now)]
+        # Losses may be found one after the other, and told again and again. An epoch for each would be one of many that
+        # make each other slower. The one under way will do, unless it turns out to build on what is lost.
+        self._lost_since = True
+        commands = [*self._stay(), SaveWholeState(lost), *self.tick(now)]
+        self.last_failure = reason
+        return commands
 
     def saved(self, epoch: int) -> list[Command]:
         """Notes that the manifest is written: the epoch is complete."""

@@ -71,9 +71,9 @@ class StoreKeeper:
     """See the module's docstring.
 
     `said(reason)` is called with the reason why the store cannot be written to, and with None when it can be written
-    again. `lost(names, reason)` is called when snapshots of tasks are lost, at every check until no epoch needs them
-    any more. `failed(error)` is called when a piece of work raised an unexpected error. Without a `thread`, nothing
-    happens except in calls of the methods. `wall` tells the time that manifests note, in seconds.
+    again. `lost(names, reason)` is called when snapshots of tasks are lost, at every check until they are there again
+    or no epoch needs them any more. `failed(error)` is called when a piece of work raised an unexpected error. Without
+    a `thread`, nothing happens except in calls of the methods. `wall` tells the time that manifests note, in seconds.
     """
 
     def __init__(
@@ -279,11 +279,12 @@ class StoreKeeper:
         for manifest in self._kept:
             if any(there.get(name) != self._sizes[manifest.epoch] for name in manifest_files(manifest.epoch)):
                 self._found(self.store.mend_manifest(manifest))
-        self._spoiled = {name: why for name, why in self._spoiled.items() if name in needed}
-        lost = dict(self._spoiled)
+        lost: dict[str, str] = {}
         for blob in needed.values():
-            self._mend(blob, there, lost)
+            # A list does not say whether what was spoiled was written again since, so this is read.
+            self._mend(blob, {} if blob.name in self._spoiled else there, lost)
         # This comes last: when the store stops answering on the way, what was known to be lost is still lost.
+        self._spoiled = {name: lost[name] for name in self._spoiled if name in lost}
         before, self._lost = self._lost, lost
         self._now_lost(before)
 
@@ -308,6 +309,8 @@ class StoreKeeper:
                 before = dict(self._lost)
                 self._lost[blob.name] = self._spoiled[blob.name] = str(error)
                 self._now_lost(before)
+            else:
+                self._not_lost(blob)
         for manifest in list(self._kept):
             if manifest in self._kept:
                 self._found(self.store.mend_manifest(manifest))
@@ -321,9 +324,13 @@ class StoreKeeper:
             except SnapshotDamaged as error:
                 self._lost[blob.name] = self._spoiled[blob.name] = str(error)
             else:
-                self._lost.pop(blob.name, None)
-                self._spoiled.pop(blob.name, None)
+                self._not_lost(blob)
         self._now_lost(before)
+
+    def _not_lost(self, blob: Blob) -> None:
+        """Notes that a blob was read and is whole: it may have been lost, and written again since."""
+        self._lost.pop(blob.name, None)
+        self._spoiled.pop(blob.name, None)
 
     def _needs(self, blob: Blob) -> bool:
         """Whether one of the kept epochs refers to this blob."""
