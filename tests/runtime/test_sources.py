@@ -315,6 +315,31 @@ def test_a_line_longer_than_allowed_is_an_error(tmp_path: Path) -> None:
         read_all(sources.TextFiles(path, max_line_bytes=1000))
 
 
+@pytest.mark.parametrize("name", ["x.txt", "x.txt.gz"])
+@pytest.mark.parametrize("block", [4, 16, 1 << 18])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"", b"\nmore\n"])
+def test_a_line_with_its_end_is_bounded(
+    name: str, block: int, end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.sources.blocks.BLOCK", block)
+    lines = b"one\n" + b"y" * 10 + b"\r\n\n"
+    source = sources.TextFiles(write(tmp_path / name, lines + b"x" * 11 + end), max_line_bytes=10)
+    reader = source.reader(source.splits(1), context())
+    assert [reader.read(1) for _ in range(3)] == [["one"], ["y" * 10], [""]]
+    with pytest.raises(SourceError, match=r"the line at byte 17 of .* is longer than 10 bytes.*raise max_line_bytes"):
+        reader.read(1)
+    reader.close()
+    fits = sources.TextFiles(write(tmp_path / name, lines + b"x" * 10 + end), max_line_bytes=10)
+    assert read_all(fits) == ["one", "y" * 10, "", "x" * 10, *(["more"] if b"more" in end else [])]
+
+
+def test_a_long_line_of_another_range_is_not_an_error_of_this_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.txt", b"one\ntwo\n" + b"x" * 11 + b"\nend\n")
+    for start, end, lines in ((0, 5, b"one\ntwo\n"), (9, 24, b"end\n")):
+        blocks = LineBlocks(FileRange(str(path), start, end), None, 10, "TextFiles")
+        assert b"".join(iter(blocks.next, b"")) == lines
+
+
 # --- files that change or are damaged -----------------------------------------------------------------------------
 
 

@@ -2,8 +2,8 @@
 
 A line belongs to the range that its first byte is in: a range that does not begin at 0 starts after the
 first line end at or after the byte before it, and reads its last line to its end beyond the range. So no line
-is read twice or by nobody, wherever the ranges meet. It must never return part of a line, nor hold more than
-one block and one line.
+is read twice or by nobody, wherever the ranges meet. It must never return part of a line, nor a line that is
+longer than allowed, nor hold more than one block and one line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from penstock.runtime.errors import SourceError
 from penstock.runtime.sources.gunzip import Gunzip
+from penstock.runtime.sources.lines import up_to_long_line
 from penstock.runtime.sources.marks import BEFORE, FileMark, FilePosition, find_again, replaced
 from penstock.runtime.sources.paths import unreadable
 
@@ -43,6 +44,7 @@ class LineBlocks:
         self._source = source
         self._stream: FileIO | Gunzip | None = None
         self._tail = b""  # read, but not handed out
+        self._too_long = False  # whether the next line is longer than allowed
         self.position = part.start if offset is None else offset  # the byte after the last line handed out
         if offset == ABANDONED or (part.end is not None and self.position >= part.end):
             return
@@ -57,6 +59,8 @@ class LineBlocks:
 
     def next(self) -> bytes:
         """Returns some whole lines, or b"" at the end. Only the last line of a file may lack its line end."""
+        if self._too_long:
+            raise self._line_too_long()
         if self._stream is None:
             return b""
         parts = [self._tail]
@@ -74,28 +78,37 @@ class LineBlocks:
                 return self._give(b"".join(parts))
             parts.append(data)
             held += len(data)
-            if held > self._max_line:
-                raise SourceError(
-                    f"{self._source}: the line at byte {self.position} of {self._part.path!r} is longer than "
-                    f"{self._max_line:,} bytes. Is this a text file? If it is, raise max_line_bytes."
-                )
+            if held - data.endswith(b"\r") > self._max_line:
+                raise self._line_too_long()
 
     def close(self) -> None:
-        """Closes the file. After this, next() returns nothing more."""
+        """Closes the file. After this, next() reads nothing more."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
 
     def _give(self, block: bytes) -> bytes:
-        """Returns `block` without the lines that begin after the range."""
+        """Returns `block` without the lines that begin after the range, and up to a line that is too long."""
         end = self._part.end
         if end is not None and self.position + len(block) >= end:
             line_end = block.find(b"\n", end - 1 - self.position) + 1
             if line_end:
                 block = block[:line_end]
             self.close()
-        self.position += len(block)
-        return block
+        allowed = up_to_long_line(block, self._max_line)
+        self.position += len(allowed)
+        if len(allowed) < len(block):
+            self.close()
+            self._too_long = True
+            if not allowed:
+                raise self._line_too_long()
+        return allowed
+
+    def _line_too_long(self) -> SourceError:
+        return SourceError(
+            f"{self._source}: the line at byte {self.position} of {self._part.path!r} is longer than "
+            f"{self._max_line:,} bytes. Is this a text file? If it is, raise max_line_bytes."
+        )
 
     def _open(self, offset: int | None) -> None:
         part = self._part

@@ -92,14 +92,15 @@ class TextFiles(LineFiles[str]):
     `parallel`: let several tasks share a large file, which are then at different places in it; False keeps
     the lines of a file in one task, in order. A name that ends with ".gz" is a gzip file, which always has
     one task.
-    `max_line_bytes`: the longest line allowed, so that memory stays bounded.
+    `max_line_bytes`: the longest line allowed, without its line end, so that memory stays bounded.
 
     Empty lines are records. Only "\\n" and "\\r\\n" end a line. What is appended to a file after the job
     started is not read, save the rest of a line that was begun.
 
     Errors: SourceError before the start when a file is missing, a pattern matches none, or one cannot be
-    opened, and while running when a file shrinks or vanishes, or when a job that goes back finds another file
-    under its name (one that was only renamed, in its directory, is read on). A line that is not valid in the
+    opened, and while running when a file shrinks or vanishes, when a line is longer than `max_line_bytes` (the
+    lines before it are handed out first), or when a job that goes back finds another file under its name (one
+    that was only renamed, in its directory, is read on). A line that is not valid in the
     encoding is a failed record (its bytes), and so is, as a whole, the rest of a gzip file after a damaged
     place (the file's path): the operator's on_error decides about both. Damaged compressed
     data may yield some wrong lines before it shows, as with any gzip reader.

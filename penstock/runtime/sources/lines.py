@@ -82,6 +82,20 @@ def split_lines(data: bytes) -> list[bytes]:
     return lines
 
 
+def up_to_long_line(data: bytes, limit: int) -> bytes:
+    """Returns the lines of a block before the first one that has more than `limit` bytes without its line end."""
+    if len(data) > limit:
+        start = 0
+        end = len(data)
+        for line in data.split(b"\n"):
+            after = start + len(line)
+            # The last line of an input may lack its "\n"; a "\r" there is not part of a line end.
+            if len(line) - (after < end and line.endswith(b"\r")) > limit:
+                return data[:start]
+            start = after + 1
+    return data
+
+
 class TextDecoder:
     """Decodes lines as str."""
 

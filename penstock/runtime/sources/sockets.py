@@ -21,7 +21,7 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import FlowError, SourceError, shorten
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.files import MAX_LINE
-from penstock.runtime.sources.lines import TextDecoder, readable
+from penstock.runtime.sources.lines import TextDecoder, readable, up_to_long_line
 from penstock.runtime.units import flag, is_whole, whole
 
 logger = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ class _Feed:
             end = data.rfind(b"\n") + 1
             if end:
                 block = b"".join([*parts, data[:end]])
-                allowed = _up_to_long_line(block, limit)
+                allowed = up_to_long_line(block, limit)
                 if allowed:
                     self._put(self._decode(allowed, self._name, position)[0], len(allowed))
                 if len(allowed) < len(block):
@@ -323,17 +323,6 @@ class _Feed:
             f"nc -lk {self._source.port}), check host and port, or give reconnect=True to wait for it. "
             "The task that connects may run on any node."
         )
-
-
-def _up_to_long_line(block: bytes, limit: int) -> bytes:
-    """Returns the lines of a block before the first one that has more than `limit` bytes without its line end."""
-    if len(block) > limit:
-        start = 0
-        for line in block.split(b"\n"):
-            if len(line) - line.endswith(b"\r") > limit:
-                return block[:start]
-            start += len(line) + 1
-    return block
 
 
 def _in_kernel(connection: socket.socket) -> int:
