@@ -284,6 +284,35 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         lambda: timed().window(ps.CountWindow(3), early_count=1).count(),
         ("no early results", "GlobalWindow()"),
     ),
+    "newest results with signs": (
+        lambda: timed().window(ps.Tumbling(3), updates="retract").count(emit="latest"),  # type: ignore[call-arg]
+        (
+            "emit='latest' is not possible here: its results have no signs",
+            "updates='retract'",
+            "leave emit out",
+            "early_count=1",
+        ),
+    ),
+    "newest results of a count window": (
+        lambda: timed().window(ps.CountWindow(3)).count(emit="latest"),
+        ("CountWindow(3 records, every 3) has no result before it is full; leave emit out",),
+    ),
+    "newest results with signs of a count window": (
+        lambda: timed().window(ps.CountWindow(3), updates="retract").count(emit="latest"),  # type: ignore[call-arg]
+        ("CountWindow(3 records, every 3) has no result before it is full; leave emit out",),
+    ),
+    "newest results of a session": (
+        lambda: timed().window(ps.Session(3)).sum("price", emit="latest"),
+        ("it is for tumbling and sliding windows, and this is Session(3000 ms)", "early_count=1"),
+    ),
+    "newest results beside early ones": (
+        lambda: timed().window(ps.Tumbling(3), early_s=1).agg(n=ps.count(), emit="latest"),
+        ("window(early_s=...) says already", "leave emit or early_s out"),
+    ),
+    "emit of running aggregates for windows with signs": (
+        lambda: timed().window(ps.Tumbling(3), updates="retract").count(emit="every"),  # type: ignore[call-arg]
+        ("emit='every'; of windows use 'final' or 'latest'",),
+    ),
     "signs of rows": (
         lambda: timed().window(ps.Session(3), updates="retract").process(lambda ctx, key, window, records: []),
         ("cannot be taken back",),

@@ -1333,15 +1333,34 @@ class WindowedStream(Generic[K_co, T_co, Bound_co]):
         window = self._window
         if not isinstance(window, Sliding) or self._options.any_early or not what.combinable:
             if emit != "final":
-                raise FlowError(
-                    f"emit={emit!r} is for tumbling and sliding windows without early results; for results before the "
-                    "end of these windows give window(early_count=1)"
-                )
+                raise self._only_final(emit)
             return self._computed(Aggregating(what), options)
         own = self._time is not self._stream._time
         assert self._time is not None
         operator = WindowAggregated(what, window, self._time, self._options.lateness, emit, own_time=own, **options)
         return self._stream._flow._add(operator, (self._stream,))
+
+    def _only_final(self, emit: WindowEmit) -> FlowError:
+        """Returns the error of an `emit` that does not fit the windows or their options."""
+        how = self._options
+        if emit not in get_args(WindowEmit):
+            return FlowError(f"emit={emit!r}; of windows use 'final' or 'latest'")
+        if isinstance(self._window, CountWindow):
+            why, remedy = f"{self._window!r} has no result before it is full", "leave emit out"
+        elif how.updates == "retract":
+            why = "its results have no signs, and window(updates='retract') wants a sign for each result"
+            remedy = (
+                "leave emit out, and for results with signs before the end of a window give "
+                "window(..., updates='retract', early_count=1); or leave updates out"
+            )
+        elif how.any_early:
+            given = "early_s" if how.early_s is not None else "early_count"
+            why = f"window({given}=...) says already when results leave before the end of a window"
+            remedy = f"leave emit or {given} out"
+        else:
+            why = f"it is for tumbling and sliding windows, and this is {self._window!r}"
+            remedy = "leave emit out, and for results before the end of a window give window(..., early_count=1)"
+        return FlowError(f"emit={emit!r} is not possible here: {why}; {remedy}")
 
     def _computed(self, function: WindowFunction, options: Mapping[str, Any]) -> Stream[Any]:
         how = self._options
