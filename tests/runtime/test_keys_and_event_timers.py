@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,8 +72,26 @@ def test_a_broadcast_record_has_no_current_key(does: Callable[[ps.ProcessContext
     rules = flow.read(ps.sources.Memory([]), name="rules")
     ruled = keyed.connect(rules.broadcast()).process(Ruled(does), name="ruled")
     ruled.write(ps.sinks.Collect(), name="out")
-    with pytest.raises(ps.RecordError, match="there is no current key here: state and timers belong to keys"):
+    with pytest.raises(ps.RecordError, match="there is no current key here: state and timers belong to keys") as caught:
         ps.testing.run(flow, {"in": [(None, 1)], "rules": ["r"]})
+    page = (Path(__file__).resolve().parents[2] / "docs" / "flows.md").read_text()
+    for recommended in ("ctx.broadcast", "ctx.state"):
+        assert recommended in str(caught.value)
+        assert recommended in page
+
+
+def test_the_states_of_all_keys_may_be_read_at_the_end() -> None:
+    class Counting(ps.ProcessFunction):
+        def process(self, ctx: ps.ProcessContext, key: Any, record: Any) -> None:
+            ctx.set(ctx.get(0) + 1)
+
+        def finish(self, ctx: ps.ProcessContext) -> Any:
+            return ctx.state.items()
+
+    flow = ps.Flow("counting", parallelism=2)
+    counted = flow.read(ps.sources.Memory([]), name="in").key_by(0).process(Counting(), name="count")
+    counted.write(ps.sinks.Collect(), name="out")
+    assert sorted(ps.testing.run(flow, [("a", 1), ("b", 1), ("a", 2)])["out"]) == [("a", 2), ("b", 1)]
 
 
 def test_the_states_of_all_keys_may_be_read_for_a_broadcast_record() -> None:

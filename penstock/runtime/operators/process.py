@@ -53,7 +53,8 @@ class _NoKey:
     def __hash__(self) -> int:
         raise PenstockError(
             "there is no current key here: state and timers belong to keys, and process_broadcast, open and finish are "
-            "called for no key. Use ctx.broadcast in process_broadcast, and read the states of keys from ctx.state"
+            "called for no key. Use ctx.broadcast in process_broadcast. What ctx.set has set for the keys of this task "
+            "is in the dict ctx.state, in process_broadcast and finish, for reading"
         )
 
     def __repr__(self) -> str:
@@ -74,7 +75,8 @@ class ProcessContext:
         self.index = index
         self.parallelism = parallelism
         self.key: Any = NO_KEY
-        #: The state of all keys, for reading. Only get, set and clear may change it, for the current key.
+        #: What `set` has set for the keys of this task, by key, for reading: also where there is no current key, as in
+        #: process_broadcast and finish. Only get, set and clear may change it, for the current key.
         self.state: dict[Any, Any] = {}
         self.cleared = False  # whether `clear` was called since the state was last saved
         self.emitted: list[Any] = []
@@ -250,7 +252,8 @@ class ProcessFunction:
         return None
 
     def finish(self, ctx: ProcessContext) -> Iterable[Any] | None:
-        """Called when all input has ended and the last timers have fired; may emit."""
+        """Called when all input has ended and the last timers have fired; may emit. There is no current key, and
+        `ctx.state` has what `ctx.set` has set for the keys of the task, for reading."""
         return None
 
     def close(self) -> None:
@@ -281,5 +284,5 @@ class BroadcastProcessFunction(ProcessFunction):
 
     def process_broadcast(self, ctx: ProcessContext, record: Any) -> Iterable[Any] | None:
         """Called in every task for every record of the second input. There is no current key, so state and timers of
-        a key raise an error."""
+        a key raise an error. `ctx.state` has what `ctx.set` has set for the keys of the task, for reading."""
         raise NotImplementedError
