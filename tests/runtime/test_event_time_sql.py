@@ -261,6 +261,34 @@ def test_temporal_joins(lefts: list[Row], rights: list[Row], how: Any, paralleli
     assert found == sql(query, lefts=numbered(lefts), rights=numbered(rights))
 
 
+@pytest.mark.parametrize("with_side_output", [False, True])
+@pytest.mark.parametrize("fail_at", [None, {"right": 5}])
+def test_late_versions_that_no_record_could_get_are_late_records(
+    with_side_output: bool, fail_at: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = ps.Flow("join")
+    left, right = stream(flow, "left", 0.0).key_by(1), stream(flow, "right", 0.0).key_by(1)
+    joined = left.temporal_join(right, fn=ids, name="priced")
+    joined.write(ps.sinks.Collect(), name="out")
+    if with_side_output:
+        joined.side_output("late").map(lambda row: row[0]).write(ps.sinks.Collect(), name="late")
+    versions = [(1, "a", 0), (2, "a", 1000), (3, "z", 50_000)]
+    late = [
+        (4, "a", 500),  # version 2 holds from 1000 on
+        (5, "a", 2000),  # holds at 50000, when all that is known is that no record of an earlier time will come
+        (6, "a", 1500),  # version 5 holds
+        (7, "a", 2000),  # takes the place of version 5
+        (8, "c", 100),  # the first one of its key
+    ]
+    inputs = {"left": [(11, "a", 49_000), (12, "a", 60_000), (13, "c", 60_000)], "right": [*versions, *late]}
+    order = ["right", "right", "left", "left", "left", *["right"] * 6]
+    out = ps.testing.run(flow, inputs, order=order, batch_size=1, fail_at=fail_at)
+    assert sorted(out["out"]) == [(11, 2), (12, 7), (13, 8)]
+    if with_side_output:
+        assert out["late"] == [4, 6]
+    assert ("2 at operator 'priced'" in caplog.text) is not with_side_output
+
+
 @given(records=rows, size=st.integers(1, 4), data=st.data(), parallelism=tasks)
 def test_count_windows(records: list[Row], size: int, data: st.DataObject, parallelism: int) -> None:
     slide = data.draw(st.integers(1, size))

@@ -6,8 +6,9 @@ record of the second input, of the same key, that is the last one up to this tim
 function (runtime/operators/window_functions.py).
 
 The watermark decides when nothing more can match, and what is kept is dropped then. What leaves must not depend on the
-order in which records come that are not late. A record that is late goes to the side output "late"; a late *version*
-counts from when it comes, because the versions of slow tables are often older than everything else.
+order in which records come that are not late. A record that is late goes to the side output "late". A late *version*
+counts from when it comes, because the versions of slow tables are often older than everything else; it goes to "late"
+when a later version holds already at the watermark, so that it could never be given to a record.
 """
 
 from __future__ import annotations
@@ -194,14 +195,15 @@ class _Joining(Stage):
             except BaseException as error:
                 self.errors.handle((key, record), error)
                 continue
-            if self._watermark is not None and time < self._watermark and self._refuses_late(port):
+            if self._watermark is not None and time < self._watermark and self._is_lost(port, key, time):
                 self.late += 1
                 if late is not None:
                     late.append(record)
                 continue
             yield from self._take(port, key, time, record)
 
-    def _refuses_late(self, port: int) -> bool:
+    def _is_lost(self, port: int, key: Any, time: int) -> bool:
+        """Whether a record whose time is before the watermark has come too late to be joined."""
         return True
 
     @abstractmethod
@@ -310,8 +312,10 @@ class _TemporalJoining(_Joining):
         super().__init__(context, operator)
         self._keeps = operator.how == "left"
 
-    def _refuses_late(self, port: int) -> bool:
-        return port == 0
+    def _is_lost(self, port: int, key: Any, time: int) -> bool:
+        # The records that wait, and those that come, have times from the watermark on.
+        assert self._watermark is not None
+        return port == 0 or bool(self._right.between(key, time + 1, self._watermark))
 
     def _take(self, port: int, key: Any, time: int, record: Any) -> Iterator[Any]:
         if port == 0:
