@@ -9,7 +9,8 @@ made again after a restore. A call may thus be made twice, but its result leaves
 were before their calls, which may change them at any time. Results are not saved, because they need not be picklable.
 
 More calls than `concurrency` must never be under way, nor may any be lost: each record ends as one result or one
-failure, whatever its calls do. A watermark must never overtake a record that came before it.
+failure, whatever its calls do. No call may stop or close the loop, which is that of all calls. A watermark must never
+overtake a record that came before it.
 
 A call whose time is over has failed at once. Its coroutine is cancelled, but may go on for a while, and is *late* until
 it has really ended. It keeps its place among the `concurrency` calls, and the job continues with the other places. When
@@ -31,6 +32,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitEnded
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from inspect import isawaitable
@@ -38,7 +40,7 @@ from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
-from penstock.runtime.errors import CodecError, FlowError
+from penstock.runtime.errors import CodecError, FlowError, PenstockError
 from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
@@ -210,15 +212,41 @@ class LoopCaller(Caller):
     def __init__(self, function: OwnFunction, name: str, wake: Callable[[], None]) -> None:
         super().__init__(function, name, wake)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_loop: Callable[[], None] = lambda: None
+        self._close_loop: Callable[[], None] = lambda: None
+        self._ending = False  # whether the thread's loop is to stop
+        self._told_of_stop = False
         self._thread: threading.Thread | None = None
         self._begun: deque[list[Attempt]] = deque()
         self._starting = False  # whether the loop was told of what is in `_begun`
         self._tasks: set[asyncio.Task[None]] = set()  # only the loop's thread uses it
 
     def open(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        loop = self._loop = asyncio.new_event_loop()
+        # The loop is that of all calls, and what stops or closes it is one call's mistake.
+        self._stop_loop, self._close_loop = loop.stop, loop.close
+        loop.stop = self._stop_of_user  # type: ignore[method-assign]
+        loop.close = self._close_of_user  # type: ignore[method-assign]
         # In the loop: what the user opens may belong to the loop that runs then.
         self._until_done(_awaited(self._function.open))
+
+    def _stop_of_user(self) -> None:
+        """Refuses a coroutine that stops the loop. asyncio itself stops it from a callback, which is no coroutine."""
+        if asyncio.current_task(self._loop) is not None:
+            self._refuse()
+        self._stop_loop()
+
+    def _close_of_user(self) -> None:
+        assert self._loop is not None
+        if self._loop.is_running():
+            self._refuse()
+        self._close_loop()  # it is collected as garbage without having been closed
+
+    def _refuse(self) -> None:
+        raise PenstockError(
+            "the function must not stop or close the asyncio loop that runs its coroutines, because all calls of the "
+            "task need it; to end this call, return or raise an error"
+        )
 
     def begin(self, attempts: list[Attempt]) -> None:
         assert self._loop is not None
@@ -313,7 +341,7 @@ class LoopCaller(Caller):
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
-                return self._loop.run_until_complete(coroutine)
+                return self._run_here(coroutine)
         self._run_in_thread()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
@@ -322,13 +350,42 @@ class LoopCaller(Caller):
             self._thread = threading.Thread(target=self._run_loop, name=f"{self._name} calls", daemon=True)
             self._thread.start()
 
+    def _run_here(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a coroutine on the loop to its end, in this thread."""
+        assert self._loop is not None
+        task = self._loop.create_task(coroutine)
+        while not task.done():
+            try:
+                self._loop.run_until_complete(task)
+            except SystemExit:  # the task's own, or that of a task of the user's, as in _run_loop
+                continue
+            except RuntimeError:  # the task's own, or the loop was stopped
+                if not task.done():
+                    self._warn_of_stop()
+        return task.result()
+
     def _run_loop(self) -> None:
         assert self._loop is not None
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        while not self._ending:
+            # A task of the user's own that raises SystemExit gives it to whoever awaits the task, and ends the loop.
+            with suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
+                if not self._ending:
+                    self._warn_of_stop()
         # It was stopped, perhaps long ago by somebody who could not wait for it.
-        self._loop.run_until_complete(_cancel(None))
-        self._loop.close()
+        self._run_here(_cancel(None))
+        self._close_loop()
+
+    def _warn_of_stop(self) -> None:
+        """Says once that a callback of the user's, which belongs to no call, has stopped the loop."""
+        if not self._told_of_stop:
+            self._told_of_stop = True
+            logger.warning(
+                "operator %r: a callback of its function has stopped the asyncio loop that runs its coroutines, and "
+                "the loop was started again. Leave the loop alone: all calls of the task need it",
+                self._name,
+            )
 
     def close(self) -> None:
         if self._loop is None:
@@ -361,11 +418,12 @@ class LoopCaller(Caller):
     def _end_calls(self) -> None:
         assert self._loop is not None
         if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._ending = True
+            self._loop.call_soon_threadsafe(self._stop_loop)
             self._thread.join(2 * _END_S)
         else:
-            self._loop.run_until_complete(_cancel(None))
-            self._loop.close()
+            self._run_here(_cancel(None))
+            self._close_loop()
 
 
 async def _awaited(function: Callable[[], Any]) -> None:
