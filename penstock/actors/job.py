@@ -40,6 +40,8 @@ from penstock.runtime.units import renamed, seconds, whole
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S = 0.1  # between two looks at the status in wait_for()
+
 
 def summary(status: Mapping[str, Any]) -> str:
     """Returns a job's status in one line."""
@@ -203,6 +205,44 @@ class Job:
                 raise TimeoutError(
                     f"job {self.name!r} has ended, but its sinks still work in this program after {limit_s:g} s"
                 )
+        self._raise_failure()
+        self._raise_trouble()
+        self._tell_of_late(status)
+        self._tell_of_spark(status)
+        return status
+
+    def wait_for(
+        self, condition: Callable[[dict[str, Any]], object], timeout_s: float | timedelta | None = None
+    ) -> dict[str, Any]:
+        """Wait until `condition(job.status())` is true, and return that status. It looks ten times a second.
+
+            job.wait_for(lambda status: status["records_written"] >= 100)
+
+        Raises what `wait()` raises when the job fails before, JobError when it ends otherwise before, and TimeoutError
+        after `timeout_s` seconds (or a timedelta)."""
+        if not callable(condition):
+            raise FlowError(
+                f"wait_for: {shorten(condition)} is no function; give one that gets a status, as in "
+                'job.wait_for(lambda status: status["records_written"] >= 100)'
+            )
+        limit_s = None if timeout_s is None else seconds(timeout_s, "wait_for: timeout_s")
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            over = self._over.is_set()  # asked before the status, which is then the last one
+            status = self.status()
+            if condition(status):
+                return status
+            if over:
+                self._raise_failure()
+                assert self._end is not None
+                raise JobError(f"{self._end.words(self.name)}; the condition of wait_for() was not true before")
+            self._raise_trouble()
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {self.name!r}: the condition of wait_for() is not true after {limit_s:g} s")
+            self._over.wait(_LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+
+    def _raise_failure(self) -> None:
+        """Raises the error of an ended job if it has failed."""
         assert self._end is not None
         if self._end.state == "FAILED":
             message = f"job {self.name!r} failed: {self._end.error}"
@@ -213,10 +253,6 @@ class Job:
             if self._end.kind == "cluster":
                 raise ClusterGone(message)
             raise JobFailed(message, self._end.operator)
-        self._raise_trouble()
-        self._tell_of_late(status)
-        self._tell_of_spark(status)
-        return status
 
     def _tell_of_late(self, status: dict[str, Any]) -> None:
         """Warns once when records were dropped as late, because nothing else but a counter shows it."""

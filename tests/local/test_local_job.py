@@ -220,6 +220,34 @@ def test_a_job_is_rescaled_and_its_tasks_migrate(fresh_name: Callable[[], str]) 
     assert dict(job.records("out")) == tens(5000)
 
 
+def test_a_program_waits_for_something_of_the_status(fresh_name: Callable[[], str]) -> None:
+    job = ps.run(ticking(fresh_name(), 5000), local=True)
+    status = job.wait_for(lambda status: status["records_written"] > 0, timeout_s=LIMIT_S)
+    assert status["records_written"] > 0
+    for mistake, error, words in (
+        (lambda: job.wait_for(True), ps.FlowError, "wait_for: True is no function; give one that gets a status"),
+        (lambda: job.wait_for(lambda status: 1, "1"), ps.FlowError, "wait_for: timeout_s='1'"),
+        (lambda: job.wait_for(lambda status: False, 0.01), TimeoutError, "condition of wait_for.. is not true after"),
+        (lambda: job.wait_for(lambda status: status["red"]), KeyError, "red"),
+    ):
+        with pytest.raises(error, match=words):
+            mistake()
+    job.cancel()
+    assert job.wait_for(lambda status: status["state"] == "CANCELLED")["state"] == "CANCELLED"
+    with pytest.raises(ps.JobError, match=r"has ended: cancelled; the condition of wait_for\(\) was not true"):
+        job.wait_for(lambda status: status["records_written"] > 10_000)
+
+
+def test_who_waits_for_something_hears_that_the_job_failed(fresh_name: Callable[[], str]) -> None:
+    flow = ps.Flow(fresh_name())
+    flow.read(ps.sources.Memory([1, 0])).map(lambda n: 1 // n, name="divide").write(ps.sinks.Collect())
+    job = ps.run(flow, local=True)
+    with pytest.raises(ps.JobFailed, match="ZeroDivisionError") as caught:
+        job.wait_for(lambda status: status["records_written"] >= 100, LIMIT_S)
+    assert caught.value.operator == "divide"
+    assert "ZeroDivisionError" in job.wait_for(lambda status: status["state"] == "FAILED")["error"]
+
+
 def test_a_failing_function_fails_the_job_with_its_operator(fresh_name: Callable[[], str]) -> None:
     flow = ps.Flow(fresh_name())
     flow.read(ps.sources.Memory([1, 0])).map(lambda n: 1 // n, name="divide").write(ps.sinks.Collect())
