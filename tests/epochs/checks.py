@@ -40,6 +40,7 @@ from penstock.runtime.state.window_records import WindowRecords
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.task import Snapshot, Task
+from penstock.runtime.worker.task_state import AT_END
 from penstock.runtime.worker.wiring import build
 from tests.epochs.flows import Tallies
 from tests.runtime.random_flows import added
@@ -250,8 +251,12 @@ class Checks:
         """A process has made its tasks again."""
         self._made_at.update(dict.fromkeys(command.tasks, command.epoch))
         for task in process.loop.wiring.mine(command.tasks):
-            self._made_ended.discard(task.number)
             entry = command.entries.get(task.number)
+            ended = self._had_ended(task, command)
+            assert (process.loop.wiring.tasks[task.number].state in AT_END) == ended, (
+                f"task {task.number} continues from {'its end' if ended else 'before its end'}, and does not know it"
+            )
+            (self._made_ended.add if ended else self._made_ended.discard)(task.number)
             if entry is not None and not entry.finished and not command.changed:
                 remade = process.loop.wiring.tasks[task.number]
                 again = {number for number, epoch in self._made_at.items() if epoch == command.epoch}
@@ -260,8 +265,7 @@ class Checks:
             found = in_memory(process.loop.wiring.tasks[task.number])
             if command.changed and command.entries:
                 expected = self._dealt(task, list(command.entries.values()))
-            elif entry is not None and entry.finished:
-                self._made_ended.add(task.number)
+            elif ended:
                 continue  # it continues from nothing but its end, and from what it keeps for others
             else:
                 expected = {} if entry is None else pickle.loads(self._memory[entry.blobs[-1].name])
@@ -271,6 +275,15 @@ class Checks:
                     continue
                 times = [at for kept in stage._timers.saved.values.values() for at in kept]
                 assert stage.next_timer() == min(times, default=None), f"task {task.number} forgets its timers"
+
+    def _had_ended(self, task: TaskId, command: protocol.BuildTasks) -> bool:
+        """Whether a task continues from its end: of a changed plan, from the ends of all whose part it takes over."""
+        entries = command.entries
+        if not command.changed:
+            return task.number in entries and entries[task.number].finished
+        names = {operator.name for operator in self._cluster.plan.chains[task.chain].operators}
+        before = [entry for entry in entries.values() if not names.isdisjoint(entry.operators)]
+        return bool(before) and all(entry.finished for entry in before)
 
     def _share(self, task: Task, command: protocol.BuildTasks) -> None:
         """Each task knows what the first task has saved for all."""
