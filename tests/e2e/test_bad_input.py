@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -183,6 +184,68 @@ def test_a_record_that_kills_its_worker(fresh_name: Callable[[], str], policy: A
     assert sorted(out.records()) == sorted(f"w{i}" for i in range(300) if i != 77)
     (letter,) = letters.records()
     assert (letter.operator, letter.record) == ("crash", "w77")
+
+
+class Killing(ps.ProcessFunction):
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def open(self, ctx: ps.ProcessContext) -> None:
+        self._kill("open")
+
+    def process(self, ctx: ps.ProcessContext, key: Any, record: Any) -> None:
+        ctx.emit(record)
+
+    def finish(self, ctx: ps.ProcessContext) -> None:
+        self._kill("finish")
+
+    def _kill(self, where: str) -> None:
+        if where == self.where:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("where", ["open", "finish"])
+def test_a_job_whose_worker_dies_in_a_hook_each_time_says_in_which(fresh_name: Callable[[], str], where: str) -> None:
+    flow = ps.Flow(fresh_name(), parallelism=1)
+    flow.read(ps.sources.Memory(range(10))).key_by(str).process(Killing(where), name="kills").write(ps.sinks.Null())
+    message = (
+        rf"died in {where}\(\) of operator 'kills': .*restarted 2 times in the last 600 s, "
+        rf"each time after a worker had died in {where}\(\) of operator 'kills', which is all that max_restarts=2"
+    )
+    with pytest.raises(ps.JobFailed, match=message):
+        ps.run(flow, max_restarts=2, local=True).wait(LIMIT_S, progress=False)
+
+
+class Deadly:
+    """State that kills any other process than the test's that reads it."""
+
+    def __init__(self, driver: int) -> None:
+        self.driver = driver
+
+    def __reduce__(self) -> Any:
+        return read_deadly, (self.driver,)
+
+
+def read_deadly(driver: int) -> Deadly:
+    if os.getpid() != driver:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Deadly(driver)
+
+
+def test_a_job_whose_state_kills_those_who_read_it_says_whose_state_it_was(fresh_name: Name, tmp_path: Path) -> None:
+    driver, died = os.getpid(), tmp_path / "died"
+
+    def keep(ctx: ps.ProcessContext, key: Any, record: int) -> None:
+        ctx.set(Deadly(driver))
+        if record == 400 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    flow = ps.Flow(fresh_name(), parallelism=1)
+    numbers = flow.read(ps.sources.Generator(lambda i: i, rate=500, limit=2000))
+    numbers.key_by(lambda i: i % 3).process(keep, name="keeps").write(ps.sinks.Null())
+    with pytest.raises(ps.JobFailed, match=r"died while it read the saved state of task '.*keeps"):
+        ps.run(flow, max_restarts=1, epoch_interval_s=0.1, local=True).wait(LIMIT_S, progress=False)
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "thread"])

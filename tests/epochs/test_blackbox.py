@@ -145,6 +145,49 @@ def test_a_process_that_is_killed_says_nothing(end: str) -> None:
     assert crash is None
 
 
+_DIES_IN_A_HOOK = """
+import os
+from penstock.runtime.worker.blackbox import BlackBox
+box = BlackBox()
+print(box.address, flush=True)
+input()
+box.doing("in open() of operator 'a long name'")
+box.doing("")
+box.doing("in finish() of operator 'x'")
+box.doing("while it read the saved state of task '\u00e4' " + "\u00e4" * 1000, reads=True)
+print("noted", flush=True)
+input()
+box.doing("", reads=True)
+os._exit(1)
+"""
+
+
+def test_what_was_done_beside_records_outlives_its_process() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _DIES_IN_A_HOOK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        watcher = Watcher(process.stdout.readline().strip())
+        assert watcher.doing() == ""
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "noted\n"
+        first, _, second = watcher.doing().partition(" and ")
+        assert first == "in finish() of operator 'x'"
+        assert second.startswith("while it read the saved state of task '\u00e4' \u00e4\u00e4")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(30) == 1
+        assert watcher.doing() == "in finish() of operator 'x'"
+        assert watcher.read() is None, "it is no step"
+    finally:
+        process.kill()
+        process.wait()
+    assert Watcher("/proc/self/fd/no such").doing() == ""
+
+
 def test_who_crashed() -> None:
     """What another thread does need not be the record's doing; what a child does is not this process's end at all."""
     assert ending("in_a_child(leave); in_a_child(crash); os.kill(os.getpid(), 9)") == (-9, None)

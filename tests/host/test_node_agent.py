@@ -20,6 +20,7 @@ import pytest
 from penstock.runtime.host import node_agent
 from penstock.runtime.host.control import End
 from penstock.runtime.host.node_agent import BEAT_S, NodeAgent, NodeLine
+from penstock.runtime.host.watched_process import LastWords
 from penstock.runtime.transport.endpoint import Ports
 from penstock.runtime.worker.blackbox import Note
 from tests.e2e.processes import LIMIT_S, wait_until
@@ -99,9 +100,9 @@ def line() -> Iterator[NodeLine]:
 def test_the_agent_tells_how_a_process_ended(line: NodeLine, started: Started) -> None:
     worker = started(_WORKER)
     process = line.process(worker.pid, worker.says())
-    assert process.last_words() == (None, None), "it lives, and runs no step"
+    assert process.last_words() == LastWords(), "it lives, and runs no step"
     process = line.process(worker.pid, f"/proc/{worker.pid}/fd/none")
-    assert process.last_words() == (None, None), "a black box that cannot be opened says nothing"
+    assert process.last_words() == LastWords(), "a black box that cannot be opened says nothing"
     other = started(_WORKER)
     process = line.process(other.pid, other.says())
     other.go_on()
@@ -112,7 +113,7 @@ def test_the_agent_tells_how_a_process_ended(line: NodeLine, started: Started) -
     assert process.is_stopped()
     process.kill()
     assert other.child.wait() == -signal.SIGKILL
-    assert process.last_words() == (Note(7), None)
+    assert process.last_words() == LastWords(Note(7))
     wait_until(lambda: process.last_words() is None, "the agent has forgotten the dead process")
 
 
@@ -147,7 +148,7 @@ def test_an_agent_that_is_started_again_looks_after_the_same_processes(started: 
     wait_until(lambda: worker.pid in second._processes, "it is told of the process")
     process.kill()
     assert worker.child.wait() == -signal.SIGKILL
-    assert process.last_words() == (Note(7), None)
+    assert process.last_words() == LastWords(Note(7))
     line.close()
     second.close()
 

@@ -361,7 +361,7 @@ class Coordinator:
         self._last_trigger: float | None = None
         self._saving: Manifest | None = None
         # Workers that were lost while a manifest was being written.
-        self._lost_meanwhile: list[tuple[int, float, str]] = []
+        self._lost_meanwhile: list[tuple[int, float, str, str]] = []
         self._going_back: frozenset[int] = frozenset()
         self._migration: tuple[int, dict[int, int]] | None = (
             None  # the epoch at which tasks migrate, and the new workers
@@ -370,7 +370,7 @@ class Coordinator:
         self._lost_together: set[int] = set()  # workers that were lost since tasks began to go back
         self._building: set[int] = set()  # workers that are building tasks
         self._committing: set[int] = set()
-        self._restart_times: deque[float] = deque()
+        self._restart_times: deque[tuple[float, str]] = deque()  # and what the worker was doing that had died
         self._final_failures = 0
         self._quiet = False  # no record had come in the last complete epoch
         first_s, most_s = options.backoff_first_s, options.backoff_max_s
@@ -453,12 +453,13 @@ class Coordinator:
         self.begun = max(begun, self.begun)  # each number is used once, because sinks know epochs by it
         return self._again(self._tasks, [], now, "going back to an older epoch")
 
-    def worker_lost(self, worker: int, now: float, reason: str = "") -> list[Command]:
-        """Notes that the process of a worker has died."""
+    def worker_lost(self, worker: int, now: float, reason: str = "", doing: str = "") -> list[Command]:
+        """Notes that the process of a worker has died. `doing`: what it was doing beside records, as words that follow
+        "died"."""
         if not self._life.move("worker lost"):
             return []
         if self._saving is not None:
-            self._lost_meanwhile.append((worker, now, reason))
+            self._lost_meanwhile.append((worker, now, reason, doing))
             return []
         self._missing.add(worker)
         if self.state is _S.FALLING_BACK:  # all tasks go back when it is known to which epoch
@@ -472,7 +473,7 @@ class Coordinator:
         tasks, reason = tasks_on(self.placed, (worker,)), reason or f"worker {worker} died"
         if not counts:
             return self._go_back(tasks, [worker], now, self._restart_wait_s, reason)
-        return self._again(tasks, [worker], now, reason)
+        return self._again(tasks, [worker], now, reason, doing)
 
     def tick(self, now: float) -> list[Command]:
         """Notes the time, and begins an epoch when one is due."""
@@ -751,24 +752,27 @@ class Coordinator:
         if not self._changed:
             self._chains = {number: list(entry.blobs) for number, entry in self._entries.items()}
 
-    def _again(self, lost: frozenset[int], dead: list[int], now: float, reason: str) -> list[Command]:
+    def _again(self, lost: frozenset[int], dead: list[int], now: float, reason: str, doing: str = "") -> list[Command]:
         """Recovers from a death, if this is allowed."""
         times = self._restart_times
-        while times and times[0] <= now - self.options.restart_window_s:
+        while times and times[0][0] <= now - self.options.restart_window_s:
             times.popleft()
         if self.options.interval_s is None or len(times) >= self.options.max_restarts:
             self._life.move("fail", reason)
             if self.options.interval_s is None or not self.options.max_restarts:
                 return [Fail(reason)]
-            often = "once" if len(times) == 1 else f"{len(times)} times"
+            often, each = ("once", "") if len(times) == 1 else (f"{len(times)} times", "each time ")
+            why = ""
+            if doing and all(before == doing for _, before in times):
+                why = f", {each}after a worker had died {doing}"
             return [
                 Fail(
                     f"{reason}. The job has been restarted {often} in the last "
-                    f"{self.options.restart_window_s:g} s, which is all that max_restarts={self.options.max_restarts} "
-                    "allows; correct the cause, and resume the job"
+                    f"{self.options.restart_window_s:g} s{why}, which is all that "
+                    f"max_restarts={self.options.max_restarts} allows; correct the cause, and resume the job"
                 )
             ]
-        times.append(now)
+        times.append((now, doing))
         self.restarts += 1
         self._restart_wait_s = self._restart_backoff.failed()
         return self._go_back(lost, dead, now, self._restart_wait_s, reason)
@@ -892,8 +896,8 @@ class Coordinator:
     def _after_save(self, try_to_save: bool = True) -> list[Command]:
         commands: list[Command] = []
         lost, self._lost_meanwhile = self._lost_meanwhile, []
-        for worker, now, reason in lost:
-            commands += self.worker_lost(worker, now, reason)
+        for worker, now, reason, doing in lost:
+            commands += self.worker_lost(worker, now, reason, doing)
         return commands or (self._try_to_save() if try_to_save else [])
 
 

@@ -148,6 +148,12 @@ class Participant:
 
     def read(self, command: BuildTasks) -> dict[int, Saved]:
         """Reads what the tasks of this worker have saved."""
+        try:
+            return self._read(command)
+        finally:
+            self._note_reading("")
+
+    def _read(self, command: BuildTasks) -> dict[int, Saved]:
         wiring = self.loop.wiring
         plan = wiring.plan if command.change is None else command.change.plan
         placed = wiring.workers if command.change is None else command.change.placed
@@ -160,6 +166,7 @@ class Participant:
                 saved[task.number] = ({}, False, True, None)
                 continue
             assert store is not None
+            self._note_reading(f"while it read the saved state of task {plan.task_name(task)!r}")
             if command.changed:
                 entries = list(command.entries.values())
                 other = command.origin is not None
@@ -178,6 +185,11 @@ class Participant:
             else:
                 saved[task.number] = read_same(plan, task, command.entries, store.pieces)
         return saved
+
+    def _note_reading(self, what: str) -> None:
+        """Notes what is being read, because unpickling it may kill this process."""
+        if self.loop.box is not None:
+            self.loop.box.doing(what, reads=True)
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Encodes a task's part of an epoch, and has it written. It is called in the loop's thread."""

@@ -260,7 +260,7 @@ class JobHost:
         elif self.end is None:
             text = again + reason if again else f"worker {worker} died while the job started: {reason}"
             logger.warning("job %s: %s", self.plan.name, text)
-            self._lost(worker, text, now)
+            self._lost(worker, text, now, "while it started and loaded the job's program")
         return self._settled(now)
 
     def run_ended(
@@ -285,9 +285,11 @@ class JobHost:
         *,
         with_node: bool = False,
         known: bool = True,
+        doing: str = "",
     ) -> list[HostCommand]:
         """Notes that a worker's process has died. `note` says what it was doing, and `crash` how it ended if it
-        crashed; without `known`, nobody can say. `with_node`: its node is lost, whatever the process does."""
+        crashed; without `known`, nobody can say. `with_node`: its node is lost, whatever the process does. `doing`:
+        what it was doing beside records, as words that follow "died"."""
         if not self._is_present(worker, incarnation, "death", now):
             return self._settled(now)
         hung, as_crash = self.lives.hung(worker, incarnation)
@@ -295,12 +297,13 @@ class JobHost:
         if self.end is None and self.coordinator.state != "ENDED":
             crash = crash or as_crash
             self.suspects.died(note, crash)
-            text = f"worker {worker} (process {pid}) {'is lost' if with_node else 'died'}: {reason.rstrip('.')}"
+            during = f" {doing}" if doing else ""
+            text = f"worker {worker} (process {pid}) {'is lost' if with_node else 'died'}{during}: {reason.rstrip('.')}"
             if hung:
                 text = (
                     f"worker {worker} (process {pid}) did not answer for hang_timeout_s="
                     f"{self._options.hang_timeout_s:g} seconds, as it was stopped or native code kept its interpreter, "
-                    "and was killed"
+                    f"and was killed{during}"
                 )
             if note is not None and note.task in self.plan.by_number:
                 text += f"; it was running {self.plan.task_name(self.plan.by_number[note.task])}"
@@ -311,7 +314,7 @@ class JobHost:
             stack = f"\n{crash.stack}" if crash is not None and crash.stack else ""
             logger.warning("job %s: %s%s", self.plan.name, text, stack)
             # The loss comes first: whatever waits for this worker's answer must not continue as if it had answered.
-            self._over(worker, now, then=lambda: self._lost(worker, text, now))
+            self._over(worker, now, then=lambda: self._lost(worker, text, now, doing))
         else:
             self._over(worker, now)
         return self._settled(now)
@@ -351,8 +354,8 @@ class JobHost:
         if self._relays is not None:
             self._keep_relays(self._relays.worker_lost(worker, now))
 
-    def _lost(self, worker: int, reason: str, now: float) -> None:
-        self._obey(self.coordinator.worker_lost(worker, now, reason), now)
+    def _lost(self, worker: int, reason: str, now: float, doing: str) -> None:
+        self._obey(self.coordinator.worker_lost(worker, now, reason, doing), now)
 
     # --- what workers say ------------------------------------------------------------------------------------
 

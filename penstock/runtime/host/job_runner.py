@@ -785,7 +785,7 @@ class JobRunner:
         """Disconnects from a process that has died, and tells the JobHost, with what the black box says."""
         self._links[worker].close()
         self._workers.disconnect(worker)
-        note, crash = words or LastWords()
+        note, crash, doing = words or LastWords()
         return host.process_died(
             worker,
             incarnation,
@@ -795,6 +795,7 @@ class JobRunner:
             time.monotonic(),
             with_node=died.with_node,
             known=words is not None,
+            doing=doing,
         )
 
     def _ping(self) -> None:

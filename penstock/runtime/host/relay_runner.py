@@ -107,7 +107,7 @@ class RelayRunner:
         try:
             handle.run()
         except Exception as error:  # ProcessDied, or an error of the relay itself
-            _, crash = handle.process.last_words() or LastWords()
+            crash = (handle.process.last_words() or LastWords()).crash
             reason = f"{error}; its own doing: {crash.what}" if crash else str(error)
         handle.kill()
         self._died(number, node, reason)

@@ -14,10 +14,11 @@ from penstock.runtime.worker.blackbox import Crash, Note, Watcher, is_stopped
 
 class LastWords(NamedTuple):
     """What the black box of a dead process says. `note`: what the process was doing, if it ran a step. `crash`: how it
-    crashed, if it did."""
+    crashed, if it did. `doing`: what it was doing beside records, as words that follow "died"."""
 
     note: Note | None = None
     crash: Crash | None = None
+    doing: str = ""
 
 
 class WatchedProcess(Protocol):
@@ -53,4 +54,4 @@ class ProcessHere:
         return is_stopped(self.pid)
 
     def last_words(self) -> LastWords:
-        return LastWords(self._watcher.read(), self._watcher.crash())
+        return LastWords(self._watcher.read(), self._watcher.crash(), self._watcher.doing())

@@ -2,9 +2,11 @@
 died.
 
 The worker notes the task whose step it runs. When a step kills the process (a native library crashes, memory runs out),
-the watcher of the worker reads the note. A task that was running at two deaths runs *record by record*: it takes one
-record at a time, and notes each record before the operator sees it. A record that kills the process again and again is
-*poison*. From then on it is a failed record, about which its operator's policy decides.
+the watcher of the worker reads the note. Another note says in words which operator's open(), close() or finish() the
+worker is in, or whose saved state it reads, for the error of a job that dies there each time. A task that was running
+at two deaths runs *record by record*: it takes one record at a time, and notes each record before the operator sees it.
+A record that kills the process again and again is *poison*. From then on it is a failed record, about which its
+operator's policy decides.
 
 A record is known by its *place*: how many records had come through one channel (or from the source) since the epoch
 from which the task continued. Equal records at other places have nothing to do with it. As long as the sender of a
@@ -47,6 +49,11 @@ _STEP = struct.Struct("<qq")
 _RECORD = struct.Struct("<9q")
 _THREAD = struct.Struct("<Q")  # the thread that runs the loop
 _THREAD_AT = 128
+# What the process was doing beside records, in words: each a length and a text. One is for the thread that runs the
+# loop, the other for one that reads saved state.
+_LENGTH = struct.Struct("<H")
+_DOING_AT = (256, 768)
+_DOING_BYTES = 512
 _STORY_AT = mmap.PAGESIZE  # how the process ended, as faulthandler writes it
 _BYTES = 1024 * 1024  # room for the stacks of a hundred threads; the kernel gives pages only for what is written
 
@@ -128,6 +135,15 @@ class BlackBox:
         """Notes that no step is running."""
         _STEP.pack_into(self._map, 0, 0, 0)
 
+    def doing(self, what: str, *, reads: bool = False) -> None:
+        """Notes what this process does from now on, as words that follow "died", such as "in open() of operator 'x'";
+        "" when it is over. `reads`: a thread that reads saved state says so, and not the thread that runs the loop."""
+        said = what.encode("utf-8", "replace")[: _DOING_BYTES - _LENGTH.size]
+        at = _DOING_AT[reads]
+        begin = at + _LENGTH.size
+        self._map[begin : begin + len(said)] = said
+        _LENGTH.pack_into(self._map, at, len(said))
+
     def watch_this_process(self) -> None:
         """Lets crashes of this process be noted from now on. The thread that runs the operators calls it once."""
         _THREAD.pack_into(self._map, _THREAD_AT, threading.get_ident())
@@ -184,6 +200,16 @@ class Watcher:
         if not digest:
             return Note(task - 1)
         return Note(task - 1, operator, digest, Place(epoch, origin, sequence, nth), Place(later, origin, left, nth))
+
+    def doing(self) -> str:
+        """Returns what the worker was doing beside records, as words that follow "died", or ""."""
+        said: list[str] = []
+        for at in _DOING_AT if self._map is not None else ():
+            assert self._map is not None
+            (length,) = _LENGTH.unpack_from(self._map, at)
+            begin = at + _LENGTH.size
+            said.append(self._map[begin : begin + length].decode("utf-8", "ignore"))
+        return " and ".join(filter(None, said))
 
     def crash(self) -> Crash | None:
         """Returns how the worker's process ended, if the process crashed."""

@@ -555,6 +555,7 @@ class RunLoop:
 
     def _open(self, task: Task) -> None:
         self._in_hook = task, self.clock()
+        task.box = self.box
         try:
             task.open()
         finally:

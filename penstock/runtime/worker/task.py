@@ -47,7 +47,7 @@ from penstock.runtime.records.batch import Batch, concat, singly, split
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import rows_of
 from penstock.runtime.state.keyed import SHARED, Counters, SavedState, StageState
-from penstock.runtime.worker.blackbox import MADE, SOURCE, Poison, RecordByRecord
+from penstock.runtime.worker.blackbox import MADE, SOURCE, BlackBox, Poison, RecordByRecord
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
 from penstock.runtime.worker.sample import Sample
@@ -58,6 +58,9 @@ logger = logging.getLogger(__name__)
 # In some releases of Python, looking up the members of an Enum is slow.
 _MADE, _READY, _RUNNING, _PARKED = TaskState.MADE, TaskState.READY, TaskState.RUNNING, TaskState.PARKED
 _ENDING, _DRAINING, _FINISHED, _CLOSED = TaskState.ENDING, TaskState.DRAINING, TaskState.FINISHED, TaskState.CLOSED
+
+#: An operator, and which of its methods is being called.
+Hook = tuple[str, Literal["open", "close", "finish"]]
 
 
 @dataclass
@@ -155,8 +158,8 @@ class Task:
         self.answered = 0  # the number of records of its input that Spark has answered
         self.unprocessed = 0  # of the records sent to Spark, the number of those that failed there
         self.sample: Sample | None = None  # what it processes is added, while somebody has asked for a sample
-        # The operator that is being opened or closed, and which of the two; other threads may ask.
-        self.hook: tuple[str, Literal["open", "close"]] | None = None
+        self.box: BlackBox | None = None  # notes the hook
+        self._hook: Hook | None = None
         self._own_diverted: StageState | None = None  # the offsets of a source at a barrier that is passed on later
         self.record_by_record: RecordByRecord | None = None  # set in a task that was running at a death
         self._has_fired = False  # whether timers were called after the last input
@@ -224,6 +227,17 @@ class Task:
     def channels_changed(self) -> None:
         """Must be called when logs were replaced."""
         self._flush_logs(self.logs)
+
+    @property
+    def hook(self) -> Hook | None:
+        """The operator that is being opened, closed or finished, and which of these; other threads may ask."""
+        return self._hook
+
+    @hook.setter
+    def hook(self, hook: Hook | None) -> None:
+        self._hook = hook
+        if self.box is not None:
+            self.box.doing("" if hook is None else f"in {hook[1]}() of operator {hook[0]!r}")
 
     def open(self) -> None:
         """Opens the stages. Errors count as the operator's own."""
@@ -709,9 +723,19 @@ class Task:
         self._stamped(self.clock())
         for i, stage in enumerate(self.stages):
             last = chain(stage.advance(END_OF_TIME), stage.finish()) if stage.event_time else stage.finish()
-            for piece in last:
+            for piece in self._in_finish(stage, last):
                 stage.records_out += len(piece)
                 yield from self._run(piece, i + 1)
+
+    def _in_finish(self, stage: Stage, pieces: Iterator[Batch]) -> Iterator[Batch]:
+        """Yields these pieces, and notes that the stage finishes for as long as it makes one."""
+        while True:
+            self.hook = (stage.context.operator.name, "finish")
+            piece = next(pieces, None)
+            self.hook = None
+            if piece is None:
+                return
+            yield piece
 
     def _end(self) -> None:
         """Tells the receivers that all outputs were made. The task is finished when this was sent."""
