@@ -410,6 +410,58 @@ SLOW = """
 """
 
 
+SAVED = """
+    import enum, sys, penstock as ps
+    from dataclasses import dataclass
+
+    class Light(enum.Enum):
+        RED = 1
+
+    @dataclass
+    class Kept:
+        light: Light
+        text: str
+
+    what, place, keys, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+
+    def remember(ctx, key, i):
+        kept = ctx.get()
+        if kept is None:
+            ctx.set(Kept(Light.RED, "x" * size))
+        elif i >= 6000:
+            same = Kept(Light.RED, "x" * size)
+            return [(type(kept) is Kept, isinstance(kept, Kept), kept.light is Light.RED, kept == same)]
+
+    if __name__ == "__main__":
+        flow, out = ps.Flow("saved"), ps.sinks.Collect()
+        numbers = flow.read(ps.sources.Generator(lambda i: i, rate=4000, limit=6000 + keys), name="numbers")
+        numbers.key_by(lambda i: i % keys).process(remember, name="remember").write(out)
+        options = {"checkpoints": f"{place}/epochs", "local": True, "epoch_interval_s": 0.1}
+        if what == "save":
+            job = ps.run(flow, **options)
+            job.wait_for(lambda status: status["operators"]["remember"]["records_in"] > keys)
+            epochs = job.status()["epochs"]["complete"]
+            job.wait_for(lambda status: status["epochs"]["complete"] > epochs + 2)  # there is more than one snapshot
+            job.savepoint(f"{place}/saved")
+            job.cancel()
+            job.wait(progress=False)
+        else:
+            ps.run(flow, savepoint=f"{place}/saved", **options).wait(progress=False)
+            print(len(out.records()), set(out.records()))
+"""
+
+
+@pytest.mark.parametrize(("keys", "size"), [(3, 10), (1500, 2000)])
+def test_a_savepoint_of_a_local_job_has_the_classes_of_the_main_script(keys: int, size: int, tmp_path: Path) -> None:
+    """The program that hosts the job compacts the snapshots, or a process that it starts, when they are large. Neither
+    has joined the program of the job, so the classes were saved as strays, and were others in the next program."""
+    for what in ("save", "load"):
+        with program(SAVED, what, str(tmp_path), str(keys), str(size)) as running:
+            said, _ = running.communicate(timeout=LIMIT_S)
+        assert running.returncode == 0
+    assert said == f"{keys} {{(True, True, True, True)}}\n"
+
+
 def test_the_death_of_the_program_ends_its_workers_and_the_job_can_be_resumed(
     fresh_name: Callable[[], str], tmp_path: Path
 ) -> None:

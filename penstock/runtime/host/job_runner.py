@@ -219,7 +219,12 @@ class JobRunner:
         self._keeper: StoreKeeper | None = None
         if options.store is not None:
             self._keeper = StoreKeeper(
-                options.store, self._collected, self._store_says, self._store_has_lost, self._keeper_failed
+                options.store,
+                self._collected,
+                self._store_says,
+                self._store_has_lost,
+                self._keeper_failed,
+                classes_of=program,
             )
             self._keeper.program_bytes = options.program
         self._paradigms: Paradigms | None = None

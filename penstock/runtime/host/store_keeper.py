@@ -35,6 +35,7 @@ from penstock.runtime.program.graph import SAVEPOINT
 if TYPE_CHECKING:
     from penstock.runtime.host.collected import Collected
     from penstock.runtime.program.plan import Plan
+from penstock.runtime.records.pickling import Program, belonging_to
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class StoreKeeper:
     again. `lost(names, reason)` is called when snapshots of tasks are lost, at every check until they are there again
     or no epoch needs them any more. `failed(error)` is called when a piece of work raised an unexpected error. Without
     a `thread`, nothing happens except in calls of the methods. `wall` tells the time that manifests note, in seconds.
+    `classes_of`: the program that the classes of saved objects belong to, for a process that has joined none.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class StoreKeeper:
         failed: Callable[[Exception], None] = lambda error: None,
         thread: bool = True,
         wall: Callable[[], float] = time.time,
+        classes_of: Program | None = None,
     ) -> None:
         self.store = store
+        self._classes_of = classes_of
         self.damage: str | None = None  # what was last found missing or damaged, and what was done about it
         self.last: Manifest | None = None  # the last manifest that was written
         self.collected_blobs: list[Blob] = []
@@ -431,9 +435,9 @@ class StoreKeeper:
             if not wanted():
                 return
             name = f"snapshots/{manifest.epoch:08d}-{entry.number}"
-            tasks.append(
-                replace(entry, blobs=[compact_snapshots(store, entry.blobs, manifest.key_groups, target, name)])
-            )
+            with belonging_to(self._classes_of):
+                blob = compact_snapshots(store, entry.blobs, manifest.key_groups, target, name)
+            tasks.append(replace(entry, blobs=[blob]))
         if not wanted():
             return
         of = {"of": manifest.job, "kinds": json.dumps(kinds_with_state(plan))}
@@ -528,7 +532,9 @@ class StoreKeeper:
                 # refers to it.
                 name = f"snapshots/{epoch + _NOT_YET:08d}-{task}-to-{epoch}-{os.urandom(4).hex()}"
                 try:
-                    replaced(task, old, compact_snapshots(self.store, old, key_groups, self.store, name))
+                    with belonging_to(self._classes_of):
+                        blob = compact_snapshots(self.store, old, key_groups, self.store, name)
+                    replaced(task, old, blob)
                 except SnapshotDamaged:
                     self.do(partial(self._watch_over, old))
         except Exception as error:  # whatever the error is: a later epoch may try again, and nothing depends on it

@@ -32,8 +32,8 @@ import threading
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from types import FunctionType, ModuleType
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -71,12 +71,13 @@ _token = uuid.uuid4().hex
 _numbers = count()
 
 _here: Program | None = None  # the program that this process was started for
+_hosting = threading.local()  # program: see `belonging_to`
 
 
 def dumps(value: Any, program: Program | None = None) -> bytes:
     """Returns a value as bytes, for `loads` in another process of the same job. Raises what pickling the value
     raises. `program`: the program that the value belongs to, where this process has not joined it: a driver that hosts
-    its jobs itself."""
+    its jobs itself. Without it, the program is that of `belonging_to`, if the thread is in its context."""
     if _here is not None and program in (None, _here):
         # This is faster, and right here: plain pickle names only what can be imported, because the main script belongs
         # to another process.
@@ -88,7 +89,26 @@ def dumps(value: Any, program: Program | None = None) -> bytes:
             return _dumped(_Plain, value)
         except Exception:  # the same
             pass
-    return _dumped(_Naming, value, program)
+    return _dumped(_Naming, value, program or _hosted())
+
+
+@contextmanager
+def belonging_to(program: Program | None) -> Iterator[None]:
+    """While the context is active, what this thread pickles belongs to this program. For the threads of a process that
+    has joined no program, because it hosts several jobs: without it, the classes of the program would travel as strays,
+    and no other program would take an object of them for one of its own class."""
+    before = _hosted()
+    _hosting.program = program
+    try:
+        yield
+    finally:
+        _hosting.program = before
+
+
+def _hosted() -> Program | None:
+    """Returns the program whose job this thread works for, see `belonging_to`."""
+    found: Program | None = getattr(_hosting, "program", None)
+    return found
 
 
 def unreadable_part(data: bytes | bytearray | memoryview) -> str | None:
@@ -188,7 +208,7 @@ def join(data: bytes) -> Any:
 
 def for_child(value: Any) -> bytes:
     """Returns a value as bytes for `join` in a process that this one starts, with the code of the program's classes."""
-    return (_here or Program()).dumps(value)
+    return (_here or _hosted() or Program()).dumps(value)
 
 
 def program() -> Program:
