@@ -410,6 +410,34 @@ SLOW = """
 """
 
 
+@pytest.mark.parametrize("epochs", [0.2, None])
+@pytest.mark.parametrize("end", ["cancel", "fail"])
+def test_the_last_status_of_a_job_that_has_not_finished_has_its_last_counts(
+    end: str, epochs: float | None, fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    """It used to be the status that somebody had asked for last."""
+
+    def at_2000(i: int) -> int:
+        if i == 2000:
+            (tmp_path / "there").touch()
+            if end == "fail":
+                raise ValueError("no")
+        return i
+
+    flow = ps.Flow(fresh_name())
+    flow.read(ps.sources.Generator(lambda i: i, rate=2000), parallelism=1).map(at_2000).write(ps.sinks.Null())
+    job = ps.run(flow, local=True, workers=2, epoch_interval_s=epochs, checkpoints=None if epochs is None else tmp_path)
+    job.wait_for(lambda status: status["records_read"] >= 10, LIMIT_S)
+    wait_until((tmp_path / "there").exists, "record 2000 has come", LIMIT_S)
+    if end == "cancel":
+        job.cancel()
+        assert job.wait(LIMIT_S, progress=False)["state"] == "CANCELLED"
+    else:
+        with pytest.raises(ps.JobFailed):
+            job.wait(LIMIT_S, progress=False)
+    assert job.status()["records_read"] >= 2000
+
+
 SAVED = """
     import enum, sys, penstock as ps
     from dataclasses import dataclass

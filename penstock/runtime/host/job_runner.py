@@ -500,7 +500,7 @@ class JobRunner:
         """Runs the job to its end, and then stays until no driver needs the runner. This is the supervising thread."""
         end = self._until_the_end()
         if end.state == "FINISHED":
-            self._anyway(self._build_last_status)
+            self._anyway(lambda: self._build_last_status(self.options.hang_timeout_s))
         self._anyway(lambda: self._end_workers(end))
         if self._keeper is not None:
             self._keeper.close()
@@ -667,6 +667,9 @@ class JobRunner:
                 self._events.get(timeout=max(0.0, until - time.monotonic()))(host)
             except queue.Empty:
                 break
+        if host is not None and host.end is not None and end.state != "FINISHED":
+            # The processes still answer after the end of their run loops, so these are the last counts.
+            self._anyway(lambda: self._build_last_status(_STATUS_S))
         self._workers.close()
         if host is not None:
             # `close` below may wait seconds for a process to end by itself, in vain for one that is stopped (SIGSTOP).
@@ -983,9 +986,10 @@ class JobRunner:
 
     # --- status ------------------------------------------------------------------------------------------------
 
-    def _build_last_status(self) -> None:
-        """Keeps the status with the final counts of a finished job. Workers have time to answer, also after a pause."""
-        self._last_status = self._build_status(self.options.hang_timeout_s)
+    def _build_last_status(self, patience_s: float) -> None:
+        """Keeps the status with the final counts of the job. In a finished job workers have time to answer, also after
+        a pause."""
+        self._last_status = self._build_status(patience_s)
 
     def _build_status(self, patience_s: float) -> dict[str, Any]:
         # A worker that is paused, or died just now, does not answer. The status then shows its last report.
