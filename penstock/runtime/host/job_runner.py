@@ -523,6 +523,7 @@ class JobRunner:
             "epochs": self._with_store({**status["epochs"], **known}),
             "state": end.state,
             "error": end.error,
+            "waits_for": None,
         }
         self.ended.set()
         with self._console_more:
