@@ -26,7 +26,7 @@ from penstock.runtime.event_time.windows import Tumbling
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
 from penstock.runtime.operators.asynchronous import Attempt, Caller, LoopCaller, MapAsync, ThreadCaller
-from penstock.runtime.operators.base import Pending, StageContext
+from penstock.runtime.operators.base import Pending, StageContext, run_stages
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.userfunc import OwnFunction
@@ -1076,6 +1076,26 @@ def test_saved_records_come_back_in_their_order_and_no_more_at_a_time_than_allow
     assert (stage.returned, stage.under_way, stage.room) == (2, 4, 0)
     assert stage.watermark(5) is None, "it follows the records that have yet to be given again"
     assert stage.snapshot(2, True).own == [*own, *own], "what waits is saved again, behind what is under way"
+
+
+def test_records_that_two_epochs_have_saved_are_counted_once() -> None:
+    """The second epoch saves them before the task has given them again."""
+    operator = MapAsync(called("blocking", int), concurrency=2)
+    operator.caller = Held
+    own: list[object] = []
+    counted = 0
+    for epoch in (1, 2, 3):
+        stage: Any = operator.stage(StageContext(operator, epochs=True))
+        stage.open()
+        if epoch == 1:
+            assert list(run_stages([stage], ["a", "b"], 0)) == []
+        else:
+            stage.records_in = counted  # as the task does, before it restores the stage
+            stage.restore(epoch - 1, SavedState(own=[own]))
+        assert stage.records_in == 2
+        own, counted = stage.snapshot(epoch, True).own, stage.records_in
+    assert list(run_stages([stage], stage.take_returned(2), 0)) == []
+    assert (stage.records_in, stage.returned, stage.under_way) == (2, 0, 2)
 
 
 def test_a_flow_without_the_operator_cannot_continue_from_its_calls() -> None:

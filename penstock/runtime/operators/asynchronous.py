@@ -649,6 +649,8 @@ class _Calls(Pending):
 
     def take_returned(self, most: int) -> Batch:
         taken = [self._returned.popleft() for _ in range(min(most, len(self._returned)))]
+        # They are counted again when the task gives them. Not before: the next epoch may save them first.
+        self.records_in -= len(taken)
         try:
             return [record for saved in taken for record in decode(*saved)]
         except CodecError as error:
@@ -912,4 +914,3 @@ class _Calls(Pending):
 
     def restore(self, epoch: int, saved: SavedState) -> None:
         self._returned.extend(record for own in saved.own for record in own)
-        self.records_in -= len(self._returned)  # the task gives them again, which counts them again
