@@ -34,7 +34,7 @@ def _all(*patches: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-@planted_fault(HOST, Seeds(358, lambda faults: faults.migrations > 0 and faults.rescales > 0))
+@planted_fault(HOST, Seeds(168, lambda faults: faults.migrations > 0 and faults.rescales > 0))
 def _plan_of_before() -> Any:
     """What was planned for another plan, or another placement, is taken up."""
 
@@ -125,7 +125,7 @@ def _request_forgotten() -> Any:
     return _patch("_replan", careless)
 
 
-@planted_fault(HOST, Seeds(295, lambda faults: faults.hangs > 0 and faults.kills > 2))
+@planted_fault(HOST, Seeds(100, lambda faults: faults.hangs > 0 and faults.kills > 2))
 def _another_is_killed() -> Any:
     """A process is killed because an earlier one of its worker hung."""
 
@@ -137,7 +137,7 @@ def _another_is_killed() -> Any:
     return _patch("process_hangs", process_hangs)
 
 
-@planted_fault(HOST, Seeds(73, lambda faults: faults.damages > 0))
+@planted_fault(HOST, Seeds(167, lambda faults: faults.damages > 0))
 def _begins_anew() -> Any:
     """A job of which no epoch is left begins again, whatever its sinks have committed."""
 
@@ -148,7 +148,7 @@ def _begins_anew() -> Any:
     return _patch("found_older", found_older)
 
 
-@planted_fault(HOST, Seeds(219, lambda faults: faults.rescales > 0 and faults.master_kills > 0))
+@planted_fault(HOST, Seeds(430, lambda faults: faults.rescales > 0 and faults.master_kills > 0))
 def _parallelism_not_saved() -> Any:
     """Manifests do not say how many tasks operators have been given."""
     replan = JobHost._replan

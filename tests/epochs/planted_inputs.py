@@ -118,7 +118,7 @@ def _joins_drop_too_early() -> Any:
     return mock.patch.object(_IntervalJoining, "_released", released)
 
 
-@planted_fault("penstock/runtime/operators/joins.py", Seeds(61612, _somebody_dies, _is_outer))
+@planted_fault("penstock/runtime/operators/joins.py", Seeds(62598, _somebody_dies, _is_outer))
 def _matches_not_noted() -> Any:
     """That a record has found another one is not noted as a change, so an outer join says later that it has not."""
     return mock.patch.object(_Side, "restore", _restored_unmatched)
@@ -159,7 +159,7 @@ def _sessions_lose_what_they_join() -> Any:
 
 @planted_fault(
     "penstock/runtime/operators/windows.py",
-    Seeds(61142, _somebody_dies, lambda operator: isinstance(operator, Windows)),
+    Seeds(22, _somebody_dies, lambda operator: isinstance(operator, Windows)),
 )
 def _ends_forgotten_after_a_failure() -> Any:
     """A task that goes back does not know when its windows end, so they end with the input."""

@@ -86,7 +86,7 @@ def _sends_twice_after_a_cut() -> Any:
     return _both(_patch(tcp.Incoming, "begin", begin_before), _patch(FrameDecoder, "decode", decode_and_note))
 
 
-@planted_fault(TCP, Seeds(3, _several))
+@planted_fault(TCP, Seeds(2, _several))
 def _the_dropped_are_heard() -> Any:
     """A process that was dropped stays connected, and what it sends is taken for what its successor does."""
 
@@ -96,7 +96,7 @@ def _the_dropped_are_heard() -> Any:
     return _patch(TcpTransport, "drop", drop)
 
 
-@planted_fault("penstock/runtime/host/job_host.py", Seeds(134, _is_lost))
+@planted_fault("penstock/runtime/host/job_host.py", Seeds(47, _is_lost))
 def _silent_workers_are_taken_back() -> Any:
     """A worker that was lost with its node is taken back when it is heard before its successor is started."""
     died, said = JobHost.process_died, JobHost.said
