@@ -27,8 +27,17 @@ from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, END, WATERM
 from penstock.runtime.exchange.output_cache import Entry, OutputCache
 from penstock.runtime.host import store_keeper
 from penstock.runtime.host.store_keeper import StoreKeeper
+from penstock.runtime.operators.asynchronous import _Calls
 from penstock.runtime.operators.windowing import _Windowing, _WindowMap
-from penstock.runtime.state.keyed import KeyedDelta, KeyedLog, KeyedMap, KeyedValues, KeyedWhole, LoggedMap
+from penstock.runtime.state.keyed import (
+    KeyedDelta,
+    KeyedLog,
+    KeyedMap,
+    KeyedValues,
+    KeyedWhole,
+    LoggedMap,
+    SavedState,
+)
 from penstock.runtime.state.timers import Timers
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
@@ -984,3 +993,23 @@ def _bases_are_deleted() -> Any:
             return collect(self, keep)
 
     return _patch(Store, "_collect", forgetful)
+
+
+@planted_fault(
+    "penstock/runtime/operators/asynchronous.py",
+    Test("tests/runtime/test_map_async.py::test_records_that_two_epochs_have_saved_are_counted_once"),
+)
+def _taken_off_when_they_come_back() -> Any:
+    """Records whose calls are to be made again leave the counter when they come back, not when they are given again."""
+    restore, take_returned = _Calls.restore, _Calls.take_returned
+
+    def restore_(self: _Calls, epoch: int, saved: SavedState) -> None:
+        restore(self, epoch, saved)
+        self.records_in -= self.returned
+
+    def take(self: _Calls, most: int) -> Any:
+        taken = take_returned(self, most)
+        self.records_in += len(taken)
+        return taken
+
+    return _both(_patch(_Calls, "restore", restore_), _patch(_Calls, "take_returned", take))
