@@ -36,6 +36,9 @@ _SHARED = b"penstock:shared:"
 _SHARED_AT = struct.Struct(f"!{len(_SHARED)}sqq16s")
 _ALIGNED = 64  # as Arrow has its buffers
 
+# A range keeps so much shared memory from one micro-batch to the next.
+_KEPT_BYTES = 128 << 20
+
 # What a Python worker answers that cannot read this file, because the file is on another machine.
 _NOT_HERE = b"penstock:not here"
 
@@ -60,6 +63,7 @@ class PythonRange:
         # Made once: the function's bytes stay in the JVM from now on.
         self._function = module._wrap_function(session.spark.sparkContext, partial(_serve, form), plain, plain, None)
         self._shares = True  # as long as no Python worker has said that it runs on another machine
+        self._spare: list[io.BufferedWriter] = []  # the file of the last micro-batch in shared memory, or none
 
     def answer(self, batch: pa.RecordBatch) -> MicroBatchResult:
         """Returns the results of a micro-batch."""
@@ -77,23 +81,38 @@ class PythonRange:
 
     def _answers_to_shared(self, slices: Sequence[pa.RecordBatch]) -> list[bytes] | None:
         """Returns the answers to partitions in shared memory, or None when a Python worker could not read it."""
-        with _shared("penstock-batch") as file:
-            token, path = secrets.token_bytes(16), _path(file).encode()
-            file.write(token)
-            cells = []
-            for part in slices:
-                start = -(-file.tell() // _ALIGNED) * _ALIGNED
-                file.seek(start)
-                with pa.ipc.new_stream(file, part.schema) as stream:
-                    stream.write_batch(part)
-                cells.append(_SHARED_AT.pack(_SHARED, start, file.tell() - start, token) + path)
-            file.flush()
-            answers = self._run(self._from_memory(cells))
+        file = self._file()
+        try:
+            answers = self._run(self._from_memory(_in_file(file, slices)))
+        except BaseException:
+            # Python workers may still read other partitions, so this file is not written again.
+            file.close()
+            raise
         if _NOT_HERE not in answers:
+            self._keep(file)
             return answers
+        file.close()
         logger.info("executors run on other machines, and get micro-batches over the network")
         self._shares = False
         return None
+
+    def _file(self) -> io.BufferedWriter:
+        """Returns a file in shared memory, at its beginning. Memory that a file has already takes a third of the time
+        to write that new memory takes."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return _shared("penstock-batch")
+
+    def _keep(self, file: io.BufferedWriter) -> None:
+        """Takes back a file that no Python worker reads any more, for the next micro-batch."""
+        if self._spare:
+            file.close()
+            return
+        if file.tell() > _KEPT_BYTES:
+            file.truncate(_KEPT_BYTES)
+        file.seek(0)
+        self._spare.append(file)
 
     def _answers_to_sent(self, slices: Sequence[pa.RecordBatch]) -> list[bytes]:
         """Returns the answers to partitions that the JVM passes on."""
@@ -142,6 +161,21 @@ class PythonRange:
             session.owner = held[0].owner_address()
         ids = [ref.binary() for ref in held]
         return context._jvm.org.apache.spark.rdd.RayDatasetRDD(context._jsc, ids, [session.owner] * len(ids))
+
+
+def _in_file(file: io.BufferedWriter, slices: Sequence[pa.RecordBatch]) -> list[bytes]:
+    """Writes partitions to a file in shared memory, and returns what the Python workers get for them."""
+    token, path = secrets.token_bytes(16), _path(file).encode()
+    file.write(token)
+    cells = []
+    for part in slices:
+        start = -(-file.tell() // _ALIGNED) * _ALIGNED
+        file.seek(start)
+        with pa.ipc.new_stream(file, part.schema) as stream:
+            stream.write_batch(part)
+        cells.append(_SHARED_AT.pack(_SHARED, start, file.tell() - start, token) + path)
+    file.flush()
+    return cells
 
 
 def _shared(name: str) -> io.BufferedWriter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections import Counter
@@ -372,6 +373,39 @@ def test_executors_on_other_machines_get_micro_batches_over_the_network(session:
         found = plain(shared.answer(as_columns(records)))[1]
         assert {key: sum(values) for key, values in found.items()} == {1: 10, 2: 90, 3: 900, 4: 4_000}
     assert shared._shares
+
+
+def test_shared_memory_is_written_again_and_not_after_a_failure(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python worker may still read a partition when another one has failed. Micro-batches of all sizes are right."""
+    monkeypatch.setattr(python_range, "_KEPT_BYTES", 100_000)
+    form = form_of(lambda stream: stream.map(str).key_by(len).count().write(ps.sinks.Null()), [1])
+    shared = PythonRange(session, Program().dumps(form))
+
+    def count(records: list[int]) -> int:
+        found = plain(shared.answer(as_columns(records)))[1]
+        return sum(sum(values) for values in found.values())
+
+    def kept() -> tuple[int, int]:
+        (file,) = shared._spare
+        status = os.fstat(file.fileno())
+        return status.st_ino, status.st_size
+
+    assert count([*range(5_000)]) == 5_000
+    first = kept()
+    for records in (1, 30_000, 3, 10_000):
+        assert count([*range(records)]) == records
+        inode, size = kept()
+        assert (inode, size <= 100_000) == (first[0], True)
+
+    def fails(data: Any) -> list[bytes]:
+        raise python_range.RangeFailed("an executor is gone")
+
+    monkeypatch.setattr(shared, "_run", fails)
+    with pytest.raises(python_range.RangeFailed):
+        count([1])
+    assert not shared._spare
 
 
 def test_a_file_of_another_process_is_not_taken_for_a_micro_batch(tmp_path: Path) -> None:
