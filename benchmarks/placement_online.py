@@ -6,8 +6,9 @@ SOL runs twice: as a job on two nodes of a simulated Ray cluster, which replans 
 jobs are local jobs, whose workers are planned for as those of two nodes. What crosses nodes costs no more than what
 crosses workers in either. Each record carries the time at which it was made.
 
-When a random job has moved its tasks, they go back and forth between the two placements several times. A plan looks
-worse when its median latency was above that of the placement before in every window. By chance alone, one plan in 70
+When a random job has moved its tasks, it compares how old its records are with how old they were before, and may move
+its tasks back. Then they go back and forth between the two placements several times. A plan that stands looks worse
+when its median latency was above that of the placement before in every window. By chance alone, one plan in 70
 does so that is as good as the placement before, so a plan that looks worse is measured again in a new run of its job,
 and counts when it looks worse again.
 """
@@ -31,6 +32,7 @@ from penstock.actors.nodes import Nodes
 from penstock.actors.placer import Placer
 from penstock.actors.run import run as start_job
 from penstock.apps import sol
+from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.groups import Machine
 from penstock.placement.options import PlacementOptions
 
@@ -43,6 +45,7 @@ _GIVE_UP_S = 10.0  # at the least
 _WINDOWS = 4  # in which each of two placements is measured
 _WINDOW_S = 4.0
 _SETTLE_S = 1.5  # after tasks have moved
+_REST_S = 10.0  # in which half of what is measured belongs to the time before, with such periods
 _ENTRY = struct.Struct("<qq")
 _number = itertools.count()
 
@@ -83,11 +86,13 @@ def between(entries: list[tuple[float, float]], begin: float, end: float) -> lis
 
 class Watch:
     """What a JobMaster does about placement, for a local job, whose workers count as those of two nodes: it looks at
-    the job once in each period, and has its tasks moved."""
+    the job once in each period, and has its tasks moved. `rest_s`: how long tasks rest after a move, when the job is to
+    be watched until it has compared its records before the move and after it."""
 
-    def __init__(self, job: Any, period_s: float) -> None:
+    def __init__(self, job: Any, period_s: float, rest_s: float | None = None) -> None:
         self._runner = job._link._runner
-        options = PlacementOptions(nodes=NODES, replan_s=period_s)
+        adoption = AdoptionOptions() if rest_s is None else AdoptionOptions(rest_s=rest_s)
+        options = PlacementOptions(nodes=NODES, replan_s=period_s, adoption=adoption)
         nodes = Nodes(options, WORKERS)
         machines = [Machine(str(n), f"n{n}", 8, 8, 1e9, {}, {}, {}) for n in range(NODES)]
         nodes._settle([machines[worker * NODES // WORKERS] for worker in range(WORKERS)])
@@ -95,7 +100,10 @@ class Watch:
         self._period_s = period_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
+        self._compares = rest_s is not None
         self.moved: float | None = None  # when tasks had moved for the first time
+        self.outcome: str | None = None  # what the job has found when it compared
+        self.back = False  # whether its tasks have moved back then
         self.before: dict[str, int] = {}  # the workers of the tasks that then moved, by name, and those after it
         self.after: dict[str, int] = {}
 
@@ -113,12 +121,21 @@ class Watch:
             wanted = self.placer.look(plan, placed, self._runner.ask_all("traffic").values())
             if wanted is not None:
                 self._runner.better_placed(plan, placed, wanted)
+                compared = self.moved is not None
                 self._until_placed(wanted)
+                if compared:
+                    self.back = True
+                    self.outcome = self.placer.status()["last"]
+                    return
                 if self.moved is not None:
                     names = {task.number: plan.task_name(task) for task in plan.tasks}
                     self.before = {names[n]: worker for n, worker in placed.items() if worker != wanted[n]}
                     self.after = {names[n]: wanted[n] for n, worker in placed.items() if worker != wanted[n]}
-                    return
+                    if not self._compares:
+                        return
+            elif self.moved is not None and "records take" in (last := self.placer.status()["last"]):
+                self.outcome = last
+                return
             if self._over.wait(self._period_s):
                 return
 
@@ -142,10 +159,15 @@ def watched(bench: Bench, flow: ps.Flow, folder: Path, back_and_forth: int = 0) 
     windows: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     try:
         wait_until(lambda: job.status().get("records_written", 0) > 0, "records flow")
-        with Watch(job, period) as watch:
+        rest_s = bench.pick(_REST_S, 1.0) if back_and_forth else None
+        with Watch(job, period, rest_s) as watch:
             began = monotonic_ns() / 1e9
             until = began + max(_GIVE_UP_PERIODS * period, _GIVE_UP_S)
             wait_until(lambda: watch.moved is not None or monotonic_ns() / 1e9 > until, "tasks move")
+            planned = watch.placer.status()["last"]
+            if watch.moved is not None and rest_s is not None:
+                until = watch.moved + rest_s + max(_GIVE_UP_PERIODS * period, _GIVE_UP_S)
+                wait_until(lambda: watch.outcome is not None or monotonic_ns() / 1e9 > until, "the job has compared")
         # Nothing moves by itself any more.
         if watch.moved is not None and not back_and_forth:
             _passes(bench.pick(_AFTER_S, 1.0) + 1.0)
@@ -155,7 +177,6 @@ def watched(bench: Bench, flow: ps.Flow, folder: Path, back_and_forth: int = 0) 
             begin = monotonic_ns() / 1e9
             _passes(bench.pick(_WINDOW_S, 0.5))
             windows[planned].append((begin, monotonic_ns() / 1e9))
-        last = watch.placer.status()["last"]
         hops = watch.placer.status()["hop_us"]
     finally:
         job.cancel()
@@ -163,7 +184,8 @@ def watched(bench: Bench, flow: ps.Flow, folder: Path, back_and_forth: int = 0) 
     return {
         "began": began,
         "moved": watch.moved,
-        "last": last,
+        "back": watch.back,
+        "last": planned if watch.outcome is None else f"{planned}; then {watch.outcome}",
         "period": period,
         "hops": hops,
         "windows": windows,
@@ -305,42 +327,49 @@ def _random(bench: Bench) -> None:
     """The plans that random jobs adopt, each beside the placement before it."""
     ratios: list[float] = []
     worse: list[int] = []
+    back: list[int] = []
     count = bench.pick(TOPOLOGIES, 2)
     for seed in range(count):
         found = _beside(bench, seed)
         if found is None:
             continue
-        looks_worse, ratio, after, before = found
-        again = _beside(bench, seed) if looks_worse else None
-        if again is not None and again[0]:
+        looks_worse, moved_back, ratio, after, before = found
+        again = _beside(bench, seed) if looks_worse and not moved_back else None
+        if again is not None and again[0] and not again[1]:
             worse.append(seed)
+        if moved_back:
+            back.append(seed)
         ratios.append(ratio)
         bench.case(
             f"random topology {seed}: p50 in the plan over p50 before",
             ratio,
             "x",
-            note="every window was worse; again: " + ("none moved" if again is None else f"{again[1]:.2f}x, {again[0]}")
+            note="its tasks moved back"
+            if moved_back
+            else "every window was worse; again: " + ("none moved" if again is None else f"{again[2]:.2f}x, {again[0]}")
             if looks_worse
             else None,
             runs=after,
             peer_runs=before,
         )
     bench.case(
-        "random topologies whose p50 is worse in the plan than before it, in every window of two runs",
+        "random topologies whose p50 is worse in a plan that stands than before it, in every window of two runs",
         len(worse),
         "topologies",
         goal="<= 0",
-        config=f"{count} topologies, of which {len(ratios)} moved; {NODES} nodes, {WORKERS} workers; "
-        f"{bench.pick(_WINDOWS, 2)} windows of {bench.pick(_WINDOW_S, 0.5):g} s of each placement in turn",
+        config=f"{count} topologies, of which {len(ratios)} moved, and {len(back)} of these back; {NODES} nodes, "
+        f"{WORKERS} workers; {bench.pick(_WINDOWS, 2)} windows of {bench.pick(_WINDOW_S, 0.5):g} s of each placement "
+        "in turn",
         note=f"p50 in the plan over p50 before: median {median(ratios) if ratios else 1.0:.2f}, worst "
-        f"{max(ratios, default=1.0):.2f}; worse: {worse}",
+        f"{max(ratios, default=1.0):.2f}; worse: {worse}; moved back: {back}",
         runs=ratios,
     )
 
 
-def _beside(bench: Bench, seed: int) -> tuple[bool, float, list[float], list[float]] | None:
-    """Whether the plan of a random job looks worse than the placement before it, the ratio of the medians of their
-    windows, and the p50 of each window in ms; None when its tasks stay."""
+def _beside(bench: Bench, seed: int) -> tuple[bool, bool, float, list[float], list[float]] | None:
+    """Whether the plan of a random job looks worse than the placement before it, whether the job has moved its tasks
+    back, the ratio of the medians of the windows in both, and the p50 of each window in ms; None when its tasks
+    stay."""
     with scratch() as folder:
         found = watched(bench, random_flow(random.Random(seed), folder), folder, bench.pick(_WINDOWS, 2))
     if found["moved"] is None:
@@ -357,4 +386,4 @@ def _beside(bench: Bench, seed: int) -> tuple[bool, float, list[float], list[flo
     ratio = median(after) / median(before)
     shown = ["/".join(f"{each:.2f}" for each in placement) for placement in (before, after)]
     bench.say(f"topology {seed}: p50 before {shown[0]} ms, in the plan {shown[1]} ms ({ratio:.2f}x); {found['last']}")
-    return min(after) > max(before), ratio, after, before
+    return min(after) > max(before), found["back"], ratio, after, before

@@ -34,6 +34,7 @@ from penstock.placement.traffic import Bools, TrafficGraph
 from penstock.runtime.program.bound_tasks import bound_tasks
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.load import TrafficReport
+from penstock.runtime.worker.metrics import Histogram
 
 logger = logging.getLogger(__name__)
 
@@ -243,6 +244,7 @@ class Placer:
             self._message_bytes(),
             self._latencies,
             draw,
+            _latency_s(taken),
         )
         new, verdict = self._replanner.look(time.monotonic(), seen)
         if self._left:
@@ -304,6 +306,17 @@ class Placer:
             "hop_us": told_latencies(self._latencies),
             **self._seen,
         }
+
+
+def _latency_s(reports: Iterable[TrafficReport]) -> float | None:
+    """Returns the median age of the records that have reached the end of the flow lately, or None when there are
+    none."""
+    ages = Histogram()
+    for report in reports:
+        for task in report.tasks:
+            ages.merge(Histogram.from_sparse(task["latency_us"]))
+    median_us = ages.quantile(0.5)
+    return None if median_us is None else median_us / 1e6
 
 
 def _bound(topology: Topology, allowed: Bools | None) -> Topology:

@@ -9,6 +9,10 @@ adopted too.
 A job moves its tasks once for the same load and traffic. A plan must not make any worker too full, so a measurement
 that is off by little may allow a plan that another one forbids, and each of many plans in a row may save something.
 
+A job tells how old its records are when they reach the end of the flow. When they are older after a move than before
+it, under the same load and traffic, the tasks move back, and stay there. What the plan did not know is then in this
+figure: that workers share cores, for example, or caches.
+
 Nothing is planned while what is measured stays as it was when a plan was refused. This keeps chance from being asked
 until it agrees, and makes replanning cheap for a job that runs as it should: planning takes from some hundredths of a
 second to some seconds, and comparing takes a few thousandths of a second.
@@ -16,7 +20,7 @@ second to some seconds, and comparing takes a few thousandths of a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +43,11 @@ _DEARER = 1.5
 _OTHER_HOPS = 2.0
 # After so many periods in a row that differ, what was smoothed counts.
 _UNSTEADY = 6
+# Tasks move back when records are older by more than this part, and in each of so many periods after the rest older
+# than in each of at most so many before the move.
+_SLOWER = 0.08
+_PERIODS_AFTER = 2
+_PERIODS_BEFORE = 4
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,8 @@ class Measured:
 @dataclass(frozen=True)
 class Look:
     """Holds where tasks run, what was measured in this period alone, and what was smoothed over the last ones. `draw`
-    adds the anchors of data to a graph."""
+    adds the anchors of data to a graph. `latency_s`: how old records were at the end of the flow, the median of the
+    period. None: no record came there."""
 
     running: Placement
     now: Measured
@@ -68,6 +78,26 @@ class Look:
     message_bytes: float = MESSAGE_BYTES
     hops: HopLatencies | None = None
     draw: Callable[[TrafficGraph], TrafficGraph] = lambda graph: graph
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Move:
+    """Holds for what tasks move, what hops will cost then, and for which cost of a hop between nodes. `before`: where
+    the tasks are before the move. `latencies`: how old records were in each period there. `back`: the tasks go back to
+    where they were before their last move."""
+
+    measured: Measured
+    cost: float
+    node_cost: float
+    before: Placement
+    latencies: tuple[float, ...] = ()
+    back: bool = False
+
+    def is_slower(self, after: Sequence[float]) -> bool:
+        """Returns whether records are older after the move than before it."""
+        before = self.latencies
+        return min(after) > max(before) and sum(after) / len(after) > (1 + _SLOWER) * sum(before) / len(before)
 
 
 class Replanner:
@@ -84,16 +114,19 @@ class Replanner:
         self._change = ""  # what began them, for people
         self._unsteady = 0  # the number of changes since there were two of them
         self._wanted = False  # whether the last plan from what was smoothed would have been adopted
-        # For which tasks should move, what hops will cost then, and for which cost of a hop between nodes.
-        self._proposed: tuple[Measured, float, float] | None = None
-        self._moved_for: tuple[Measured, float, float] | None = None  # the same of the last move
+        self._latencies: list[float] = []  # in the periods since the last change, or since the rest after a move
+        self._proposed: Move | None = None
+        self._moved_for: Move | None = None  # the last move
+        self._outcome = ""  # what became of it, for people; empty until it is known
         self._refused: tuple[Placement, Measured, float, Verdict] | None = None
 
     def moved(self, now_s: float) -> None:
         """Notes that tasks have moved. What they load their workers with may be another now."""
         self._moved_at_s = now_s
         self._moved_for, self._proposed = self._proposed, None
+        self._outcome = ""
         self._mean, self._periods = None, 0
+        self._latencies = []
         self._refused = None
         self._wanted = False
 
@@ -106,15 +139,18 @@ class Replanner:
             return None, Verdict(False, f"{self._change}; tasks can move when two periods in a row agree")
         since_s = None if self._moved_at_s is None else now_s - self._moved_at_s
         costs = measured.costs(seen.message_bytes)
-        told = resting(since_s, options) or hopeless(
-            seen.running, costs, options, seen.node_cost, seen.core_bytes_per_s, measured.records, seen.hops
-        )
+        told = resting(since_s, options)
+        if told is None:
+            self._notice(seen.latency_s)
+            if (move := self._has_moved_for(seen, measured.graph)) is not None:
+                self._wanted = False
+                return self._judged(move, seen, measured)
+            told = hopeless(
+                seen.running, costs, options, seen.node_cost, seen.core_bytes_per_s, measured.records, seen.hops
+            )
         if told is not None:
             self._wanted = False
             return None, told
-        if self._has_moved_for(seen, measured.graph):
-            self._wanted = False
-            return None, Verdict(False, "tasks have moved for this load and this traffic")
         if self._refused is not None and self._is_refused(seen, measured):
             return None, self._refused[3]
         new = plan(
@@ -141,7 +177,8 @@ class Replanner:
             return None, verdict
         self._refused = None
         if self._hasty or self._periods >= 2 or self._wanted:
-            self._proposed = measured, cost(new, measured.graph, seen.node_cost), seen.node_cost
+            crosses = cost(new, measured.graph, seen.node_cost)
+            self._proposed = Move(measured, crosses, seen.node_cost, seen.running, tuple(self._latencies))
             return new, verdict
         self._wanted = True
         return None, replace(verdict, adopt=False, reason=f"{verdict.reason}; tasks move if the next plan says so too")
@@ -165,6 +202,7 @@ class Replanner:
         else:
             self._mean, self._periods, self._change = now, 1, change or ""
             self._unsteady += 1
+            self._latencies = []
 
     def _measured(self, seen: Look) -> Measured | None:
         """Returns what to plan with, or None when nothing is certain yet."""
@@ -174,17 +212,38 @@ class Replanner:
             return self._mean
         return seen.smooth if self._unsteady > _UNSTEADY else None
 
-    def _has_moved_for(self, seen: Look, now: TrafficGraph) -> bool:
-        """Returns whether the last move was for the same load and traffic."""
-        if self._moved_for is None or self._hasty:
-            return False
-        before, expected, node_cost = self._moved_for
-        if max(node_cost, seen.node_cost) > _OTHER_HOPS * min(node_cost, seen.node_cost):
-            return False
-        if len(before.graph) != len(now) or self._change_between(before.graph, now, _SAME_AS_AT_MOVE) is not None:
-            return False
+    def _notice(self, latency_s: float | None) -> None:
+        """Takes how old records were in a period."""
+        if latency_s is not None:
+            self._latencies = [*self._latencies, latency_s][-_PERIODS_BEFORE:]
+
+    def _judged(self, move: Move, seen: Look, measured: Measured) -> tuple[Placement | None, Verdict]:
+        """Returns where tasks should run that have moved for the present load and traffic: where they are, or where
+        they were before, when records are older since."""
+        if not self._outcome and not move.back and move.latencies and len(self._latencies) >= _PERIODS_AFTER:
+            after = self._latencies[-_PERIODS_AFTER:]
+            ages = f"{_ms(after)} in the median, for {_ms(move.latencies)} before"
+            if move.is_slower(after) and move.before.nodes == seen.running.nodes:
+                crosses = cost(move.before, measured.graph, seen.node_cost)
+                self._proposed = Move(measured, crosses, seen.node_cost, seen.running, back=True)
+                moves = int((move.before.worker_of != seen.running.worker_of).sum())
+                return move.before, Verdict(True, f"records take {ages} tasks moved, so tasks move back", moves)
+            self._outcome = f"; records take {ages}"
+        what = "gone back" if move.back else "moved"
+        return None, Verdict(False, f"tasks have {what} for this load and this traffic{self._outcome}")
+
+    def _has_moved_for(self, seen: Look, now: TrafficGraph) -> Move | None:
+        """Returns the last move, or None when it was for another load or traffic."""
+        move = self._moved_for
+        if move is None or self._hasty:
+            return None
+        if max(move.node_cost, seen.node_cost) > _OTHER_HOPS * min(move.node_cost, seen.node_cost):
+            return None
+        before = move.measured.graph
+        if len(before) != len(now) or self._change_between(before, now, _SAME_AS_AT_MOVE) is not None:
+            return None
         least = _SAME_AS_AT_MOVE * now.total_traffic  # traffic that is little beside all of it
-        return cost(seen.running, now, node_cost) <= max(_DEARER * expected, least)
+        return move if cost(seen.running, now, move.node_cost) <= max(_DEARER * move.cost, least) else None
 
     def _change_between(self, before: TrafficGraph, now: TrafficGraph, by: float = _SAME) -> str | None:
         """Returns None when the load of all tasks, that of each task and the traffic differ by less than this part of
@@ -215,6 +274,11 @@ class Replanner:
             return False
         crosses = cost(running, now.graph, node_cost), cost(running, before.graph, node_cost)
         return crosses[0] <= more * crosses[1] and self._change_between(before.graph, now.graph) is None
+
+
+def _ms(latencies: Sequence[float]) -> str:
+    """Returns the mean of latencies, for people."""
+    return f"{1000 * sum(latencies) / len(latencies):.3g} ms"
 
 
 def _mixed(one: TrafficGraph, other: TrafficGraph, new: float) -> TrafficGraph:

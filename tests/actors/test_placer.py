@@ -92,6 +92,7 @@ def says(
     second: int,
     hops: Sequence[Row] = (),
     times: TimesReport = NOTHING,
+    latency_us: int | None = None,
 ) -> list[TrafficReport]:
     """A worker's report: so many bytes a second from task to task."""
     tasks = [
@@ -102,11 +103,34 @@ def says(
             "waits_ns": 0,
             "threads_ns": 0,
             "queued": 0,
+            "latency_us": {} if latency_us is None else {latency_us: 100},
             "sent": [(b, second, second * size, second) for (a, b), size in traffic.items() if a == task.number],
         }
         for task in plan.tasks
     ]
     return [TrafficReport(second * S, tasks, list(hops), times)]
+
+
+def test_tasks_move_back_when_records_reach_the_end_later_than_before() -> None:
+    """The workers' own histograms say so; the placer's clock is the machine's, so nothing rests here."""
+    flow = ps.Flow("slower", chaining=False)
+    flow.read(ps.sources.Generator(int, 10), name="in", parallelism=2).write(ps.sinks.Null(), name="out", parallelism=2)
+    plan = flow.plan(2)
+    options = PlacementOptions(replan_s=1.0, adoption=AdoptionOptions(rest_s=0))
+    placer = Placer(options, Nodes(options, 2))
+    first = placed = placer.first(plan)
+    crossed = {(0, 3): 2_000_000_000, (1, 2): 2_000_000_000}
+    moves = []
+    for second in range(12):
+        buckets = 40 if placed == first else 60
+        wanted = placer.look(plan, placed, says(plan, crossed, second, latency_us=buckets))
+        if wanted is not None:
+            moves.append(second)
+            placed = wanted
+            placer.moved(2)
+    assert len(moves) == 2, placer.status()["last"]
+    assert placed == first
+    assert placer.status()["last"] == "tasks have gone back for this load and this traffic"
 
 
 def test_tasks_move_to_those_that_they_talk_to_and_then_rest() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -50,12 +52,15 @@ class Job:
         self.now_s = 0.0
         self.told: list[str] = []
 
+    def seen(self, now: Measured) -> Look:
+        return look(now, self.running)
+
     def goes_on(self, *periods: Measured) -> list[int]:
         """Returns the periods in which tasks moved, from 0."""
         moved = []
         for period, now in enumerate(periods):
             self.now_s += PERIOD_S
-            new, verdict = self.replanner.look(self.now_s, look(now, self.running))
+            new, verdict = self.replanner.look(self.now_s, self.seen(now))
             self.told.append(verdict.reason)
             assert verdict.adopt == (new is not None)
             if new is not None:
@@ -121,13 +126,13 @@ def test_a_hop_that_costs_a_little_more_is_no_change_of_a_job(cost: float, moves
     """It is measured anew in each period, and differs by chance. A hop that costs a quarter is another matter."""
     job = Job()
     assert job.goes_on(*[measured(ACROSS, 20_000)] * 6) == [1]
-    assert job.replanner._moved_for is not None
-    seen, expected, node_cost = job.replanner._moved_for
-    assert node_cost == 4.0
+    move = job.replanner._moved_for
+    assert move is not None
+    assert move.node_cost == 4.0
     other = replace(look(measured(ACROSS, 20_000), CROSSED), node_cost=cost)
-    told = job.replanner._has_moved_for(replace(other, running=job.running), seen.graph)
-    assert told is not bool(moves)
-    assert expected == 0
+    told = job.replanner._has_moved_for(replace(other, running=job.running), move.measured.graph)
+    assert told is (None if moves else move)
+    assert move.cost == 0
 
 
 @pytest.mark.parametrize(
@@ -144,6 +149,71 @@ def test_the_verdict_says_what_has_changed(pairs: Any, rate: float, cores: float
     job.goes_on(measured(pairs, rate, cores))
     assert job.told[-1].startswith(said)
     assert job.told[-1].endswith("tasks can move when two periods in a row agree")
+
+
+class Aged(Job):
+    """A job whose records are so many ms old at the end of the flow before its tasks have moved, and after it."""
+
+    def __init__(self, before: Sequence[float], after: Sequence[float]) -> None:
+        super().__init__()
+        self.ages = {True: itertools.cycle(before), False: itertools.cycle(after)}
+
+    def seen(self, now: Measured) -> Look:
+        return replace(super().seen(now), latency_s=next(self.ages[self.running == CROSSED]) / 1000)
+
+
+STEADY = measured(ACROSS, 20_000)
+
+
+def test_tasks_move_back_when_records_are_older_than_before_and_stay_there() -> None:
+    job = Aged([0.11], [0.21])
+    assert job.goes_on(*[STEADY] * 30) == [1, 4], job.told
+    assert job.running == CROSSED
+    assert job.told[4] == "records take 0.21 ms in the median, for 0.11 ms before tasks moved, so tasks move back"
+    assert job.told[-1] == "tasks have gone back for this load and this traffic"
+    # Another load is another question.
+    assert job.goes_on(*[measured(ACROSS, 40_000)] * 30) == [1, 4], job.told
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([0.21], [0.11]),
+        ([0.20], [0.21]),  # less than what chance does
+        ([0.11], [0.31, 0.10]),  # in one period of two
+        ([0.10, 0.22], [0.21]),  # in a period before as well
+    ],
+)
+def test_tasks_stay_when_records_are_not_older_in_each_period(before: list[float], after: list[float]) -> None:
+    job = Aged(before, after)
+    assert job.goes_on(*[STEADY] * 30) == [1], job.told
+    told = re.fullmatch(
+        r"tasks have moved for this load and this traffic; records take 0\.\d+ ms in the median, for 0\.\d+ ms before",
+        job.told[-1],
+    )
+    assert told, job.told[-1]
+
+
+def test_what_other_traffic_makes_of_records_says_nothing_of_a_move() -> None:
+    """Records are older after the move because there is twice as much of them."""
+    job = Aged([0.11], [0.21])
+    assert job.goes_on(STEADY, STEADY, *[measured(ACROSS, 40_000)] * 20) == [1], job.told
+    assert job.running != CROSSED
+
+
+def test_a_move_without_records_at_the_end_is_not_judged() -> None:
+    job = Job()
+    assert job.goes_on(*[STEADY] * 20) == [1]
+    assert job.told[-1] == "tasks have moved for this load and this traffic"
+
+
+def test_tasks_do_not_move_back_to_workers_on_other_nodes() -> None:
+    """A node was lost after the move, and its workers have got room elsewhere."""
+    job = Aged([0.11], [0.21])
+    assert job.goes_on(STEADY, STEADY) == [1]
+    elsewhere = (Node("a", 2), Node("c", 2))
+    job.running = Placement(elsewhere, workers_of(elsewhere), job.running.tasks)
+    assert job.goes_on(*[STEADY] * 20) == [], job.told
 
 
 def test_a_period_of_a_change_moves_nothing() -> None:

@@ -204,7 +204,8 @@ class RunLoop:
     def traffic(self) -> list[dict[str, Any]]:
         """Returns what placement needs to know of each task, counted since the task was built: how long it ran, the
         processor time of this, how long its functions waited, the processor time of their threads, how many records
-        wait for it, and what it has sent to each other task, as (task, records, bytes, messages)."""
+        wait for it, and what it has sent to each other task, as (task, records, bytes, messages). A task that sends
+        nothing says how old its records were lately when they were processed (us, a sparse histogram)."""
         self._divide_time()
         return [
             {
@@ -224,6 +225,7 @@ class RunLoop:
                     )
                     for channel in task.channels
                 ],
+                "latency_us": {} if task.channels else task.latency.recent().sparse(),
             }
             for task in self.tasks
             if not task.finished
