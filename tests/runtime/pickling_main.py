@@ -897,7 +897,7 @@ def required(directory: Path) -> None:
     call = pickling.dumps((pickling.loads, ((directory / "state").read_bytes(),)))
     done, error = pickling.loads(Peer(data).raw(call))
     assert not done
-    assert error.startswith("CodecError: Order has the field 'note', "), error
+    assert error.startswith("CodecError: Order (a class of module __main__) has the field 'note', "), error
     assert kept is not None
 
 

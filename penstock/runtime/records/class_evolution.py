@@ -1,25 +1,48 @@
-"""Reads objects of dataclasses that had other fields when the objects were saved.
+"""Reads objects of classes that had other fields when the objects were saved.
 
-A program that continues from the state of an earlier one may have changed its dataclasses. Pickle would give the
-objects the saved attributes and do nothing else: a new field would be missing until something reads it, and in a class
-with slots, values would get into wrong places. So when the fields differ, objects are unpickled through a stand-in for
-the class, which completes them. New fields get their defaults, fields that are gone are dropped, and a new field
-without a default is an error. A stand-in completes each object before anything can hash or see it, and the objects
-belong to the real class afterwards. Objects of classes whose fields are unchanged must never pay for this.
+A program that continues from the state of an earlier one may have changed its classes: dataclasses, msgspec structs and
+named tuples. Pickle would not notice. It gives a dataclass the saved attributes and does nothing else: a new field
+would be missing until something reads it, and in a class with slots, values would get into wrong places. Structs and
+named tuples are pickled as their values in the order of the fields, so that after a change of the order each value
+would become that of another field, and no error would tell.
 
-Classes that define how they are pickled are left alone.
+So pickles name the fields of such a class (`layout`). When these differ, objects are unpickled through a stand-in for
+the class, which gives each field the value that was saved under its name. New fields get their defaults, fields that
+are gone are dropped, and a new field without a default is an error. An object belongs to the real class before anything
+can hash or see it. Objects of classes whose fields are unchanged must never pay for this.
+
+Dataclasses and structs that define how they are pickled are left alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections import namedtuple
+from collections.abc import Mapping
 from types import MemberDescriptorType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from penstock.runtime.errors import CodecError
+from penstock.runtime.records.struct_classes import Factory, has_keywords, is_struct
 
 _Missing = type(dataclasses.MISSING)
+
+# The first words of layouts, and what they say of a class.
+_KINDS = {
+    "dict": "a dataclass",
+    "slots": "a dataclass",
+    "struct": "a msgspec.Struct",
+    "keywords": "a msgspec.Struct",  # one that takes some of its fields by name only
+    "tuple": "a named tuple",
+}
+_BY_POSITION = ("struct", "keywords", "tuple")  # all values of an object are there when the object is made
+
+# Every named tuple has this code, each in a function of its own.
+_code_of_arguments: Any = namedtuple("_Some", "one").__getnewargs__.__code__  # type: ignore[attr-defined]
 
 _layouts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _stand_ins: dict[tuple[type, str], type] = {}
@@ -27,22 +50,32 @@ _lost: dict[type, list[str]] = {}  # classes whose objects had more fields when 
 
 
 def layout(class_: type) -> str:
-    """Returns what pickles say of a dataclass: how it keeps its fields, and their names. Empty for other classes."""
+    """Returns what pickles say of a class: how its objects are pickled, and the names of its fields. Empty for classes
+    of which pickles say nothing more than the name."""
     found = _layouts.get(class_)
     if found is None:
-        found = ""
-        if dataclasses.is_dataclass(class_) and not _pickles_itself(class_):
-            names = (field.name for field in dataclasses.fields(class_))
-            found = " ".join(["dict" if class_.__dictoffset__ else "slots", *names])
-        _layouts[class_] = found
+        found = _layouts[class_] = " ".join(_described(class_))
     return found
 
 
+def differs(class_: type, saved: str) -> bool:
+    """Whether objects that were saved with this layout must be unpickled through a stand-in for the class."""
+    now = layout(class_)
+    return saved != now and bool(now or saved.split(" ", 1)[0] in _BY_POSITION)
+
+
 def stand_in(class_: type, saved: str) -> type:
-    """Returns the stand-in through which to unpickle objects of a dataclass that were saved with this layout."""
+    """Returns the stand-in through which to unpickle objects of a class that were saved with this layout."""
     found = _stand_ins.get((class_, saved))
     if found is None:
-        found = _stand_ins[class_, saved] = _made(class_, saved.split(" ")[1:])
+        kind, *names = saved.split(" ")
+        if kind in _BY_POSITION:
+            found = _taking_values(class_, kind, names)
+        elif dataclasses.is_dataclass(class_):
+            found = _made(class_, names)
+        else:
+            found = _refusing(class_, kind, names)
+        _stand_ins[class_, saved] = found
     return found
 
 
@@ -56,9 +89,30 @@ def without_fields(key: Any) -> tuple[type, list[str]] | None:
     parts: Any = ()
     if isinstance(key, tuple | frozenset):
         parts = key
-    elif dataclasses.is_dataclass(key):
+    elif dataclasses.is_dataclass(key):  # a struct cannot be a key
         parts = (getattr(key, field.name) for field in dataclasses.fields(key))
     return next((found for part in parts if (found := without_fields(part)) is not None), None)
+
+
+def _described(class_: Any) -> list[str]:
+    kept = "dict" if class_.__dictoffset__ else "slots"
+    if dataclasses.is_dataclass(class_):
+        if _pickles_itself(class_):
+            return []
+        names = (field.name for field in dataclasses.fields(class_))
+        return [kept, *names]
+    if class_.__reduce_ex__ is not object.__reduce_ex__:
+        return []
+    if is_struct(class_) and class_.__reduce__ is msgspec.Struct.__reduce__:
+        return ["keywords" if has_keywords(class_) else "struct", *class_.__struct_fields__]
+    if _is_named_tuple(class_) and class_.__reduce__ is object.__reduce__:
+        own = getattr(class_.__getnewargs__, "__code__", None) != _code_of_arguments
+        return [] if own or hasattr(class_, "__getnewargs_ex__") else ["tuple", *class_._fields]
+    return []
+
+
+def _is_named_tuple(class_: Any) -> bool:
+    return issubclass(class_, tuple) and isinstance(getattr(class_, "_field_defaults", None), Mapping)
 
 
 def _pickles_itself(class_: Any) -> bool:
@@ -101,10 +155,8 @@ class _Quiet:
 
 
 def _made(class_: type, saved: list[str]) -> type:
-    now = {field.name for field in dataclasses.fields(class_)}
-    gone = [name for name in saved if name not in now]
-    if gone:
-        _lost[class_] = gone
+    now = _defaults(class_)
+    gone = _gone(class_, saved, now)
 
     def completed(one: Any, state: Any) -> None:
         object.__setattr__(one, "__class__", class_)
@@ -113,17 +165,7 @@ def _made(class_: type, saved: list[str]) -> type:
         else:
             attributes, slots = state if isinstance(state, tuple) else (state, None)
             values = {**(attributes or {}), **(slots or {})}
-        for name in gone:
-            values.pop(name, None)
-        for field in dataclasses.fields(class_):
-            if field.name not in values:
-                values[field.name] = _default(class_, field)
-        attributes = getattr(one, "__dict__", None)
-        for name, value in values.items():
-            if attributes is None or isinstance(getattr(class_, name, None), MemberDescriptorType):
-                object.__setattr__(one, name, value)
-            else:
-                attributes[name] = value
+        _fill(one, _fitting(class_, values, now, gone))
 
     def made(_: type, *args: Any, **kwargs: Any) -> Any:
         one = class_.__new__(class_, *args, **kwargs)
@@ -141,15 +183,151 @@ def _made(class_: type, saved: list[str]) -> type:
     return found
 
 
-def _default(class_: type, field: dataclasses.Field[Any]) -> Any:
+def _fill(one: Any, values: dict[str, Any]) -> None:
+    """Gives the fields and other attributes of an object of a dataclass their values."""
+    class_ = type(one)
+    attributes = getattr(one, "__dict__", None)
+    for name, value in values.items():
+        if attributes is None or isinstance(getattr(class_, name, None), MemberDescriptorType):
+            object.__setattr__(one, name, value)
+        else:
+            attributes[name] = value
+
+
+class _Taking(type):
+    """The type of stand-ins that get all values of an object at once. Everything else that is done with the stand-in is
+    done with the class."""
+
+    _class: type
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        # So pickle makes structs. The program may have saved the class itself, and calls it from its own module.
+        if sys._getframe(1).f_globals.get("__name__") == cls._class.__module__:
+            return cls._class(*args, **kwargs)
+        made: Any = cls.__new__
+        return made(cls, *args, **kwargs)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls._class, name)
+
+    def __getitem__(cls, parameters: Any) -> Any:
+        return cls._class[parameters]  # type: ignore[index]
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls._class)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls._class)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls._class
+
+    def __hash__(cls) -> int:
+        return hash(cls._class)
+
+
+def _taking_values(class_: type, kind: str, saved: list[str]) -> type:
+    """Returns the stand-in for objects that were saved as their values, in the order of these fields."""
+    if _kind(class_) is None:
+        return _refusing(class_, kind, saved)
+    now = _defaults(class_)
+    gone = _gone(class_, saved, now)
+
+    def new(_: type, *args: Any, **kwargs: Any) -> Any:
+        values = kwargs or dict(zip(saved, args, strict=True))
+        return _built(class_, _fitting(class_, values, now, gone))
+
+    return _stand_in(class_, new)
+
+
+def _built(class_: Any, values: dict[str, Any]) -> Any:
+    """Returns an object of a class whose fields have these values."""
+    if is_struct(class_):
+        return class_(**values)
+    if _is_named_tuple(class_):
+        return class_.__new__(class_, *map(values.__getitem__, class_._fields))
+    one = object.__new__(class_)
+    _fill(one, values)
+    return one
+
+
+def _refusing(class_: type, kind: str, saved: list[str]) -> type:
+    """Returns the stand-in for objects of which the class of today cannot be made."""
+
+    def new(_: type, *args: Any, **kwargs: Any) -> Any:
+        raise CodecError(
+            f"{_called(class_)} was {_KINDS[kind]} with the fields {', '.join(saved) or 'none'} when objects of it "
+            f"were saved by an earlier program, and is {_kind(class_) or 'another kind of class'} now, which they "
+            f"cannot become. Keep the class {class_.__qualname__} as it was, give the new class another name and "
+            "convert the objects in a function of the flow, or start the job without the savepoint"
+        )
+
+    return _stand_in(class_, new)
+
+
+def _stand_in(class_: type, new: Any) -> type:
+    members = {"_class": class_, "__new__": new, "__module__": class_.__module__, "__qualname__": class_.__qualname__}
+    return _Taking(class_.__name__, (), members)
+
+
+def _called(class_: type) -> str:
+    return f"{class_.__qualname__} (a class of module {class_.__module__})"
+
+
+def _kind(class_: type) -> str | None:
+    """Says what kind of class with fields a class is."""
+    if dataclasses.is_dataclass(class_):
+        return _KINDS["dict"]
+    if is_struct(class_):
+        return _KINDS["struct"]
+    return _KINDS["tuple"] if _is_named_tuple(class_) else None
+
+
+def _defaults(class_: Any) -> dict[str, Any]:
+    """Returns the fields of a class, and what their defaults are or are made from; MISSING: there is none."""
+    if is_struct(class_):
+        names, defaults = class_.__struct_fields__, class_.__struct_defaults__
+        found = dict.fromkeys(names, dataclasses.MISSING)
+        behind = zip(names[len(names) - len(defaults) :], defaults, strict=True)
+        return found | {name: default for name, default in behind if default is not msgspec.NODEFAULT}
+    if _is_named_tuple(class_):
+        return {name: class_._field_defaults.get(name, dataclasses.MISSING) for name in class_._fields}
+    return {field.name: field for field in dataclasses.fields(class_)}
+
+
+def _gone(class_: type, saved: list[str], now: dict[str, Any]) -> list[str]:
+    """Returns the fields that a class has no more, and notes them."""
+    gone = [name for name in saved if name not in now]
+    if gone:
+        _lost[class_] = gone
+    return gone
+
+
+def _fitting(class_: type, values: dict[str, Any], now: dict[str, Any], gone: list[str]) -> dict[str, Any]:
+    """Returns the saved values without those of fields that are gone, and with defaults for new fields."""
+    values = {name: value for name, value in values.items() if name not in gone}
+    for name, default in now.items():
+        if name not in values:
+            values[name] = _default(class_, name, default, gone)
+    return values
+
+
+def _default(class_: type, name: str, default: Any, gone: list[str]) -> Any:
+    if isinstance(default, Factory):  # of a struct
+        return default.factory()
     # A class that came from another process has brought its own MISSING.
-    if not isinstance(field.default, _Missing):
-        return field.default
-    factory: Any = field.default_factory
-    if not isinstance(factory, _Missing):
+    if not isinstance(default, dataclasses.Field):
+        if not isinstance(default, _Missing):
+            return default
+    elif not isinstance(default.default, _Missing):
+        return default.default
+    elif not isinstance(default.default_factory, _Missing):
+        factory: Any = default.default_factory
         return factory()
+    lost = f" (they had {', '.join(map(repr, gone))}, which the class has no more)" if gone else ""
     raise CodecError(
-        f"{class_.__qualname__} has the field {field.name!r}, which objects of that class did not have when they were "
-        f"saved by an earlier program. Give the field a default, which these objects then take, or keep the class as "
-        "it was"
+        f"{_called(class_)} has the field {name!r}, which objects of that class did not have when they were saved by "
+        f"an earlier program{lost}. Give the field a default, which these objects then take, or keep the class as it "
+        "was. For other values, keep the class, give the new one another name and convert the objects in a function of "
+        "the flow"
     )

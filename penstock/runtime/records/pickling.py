@@ -15,7 +15,8 @@ very classes that the user has defined, in the other processes those of the prog
 State may come from another program, when a job starts from a savepoint of the same script or of a changed one. A name
 with the token of another program then means the class of this program with the same module, qualified name and number.
 The program's class always wins; when there is none of this name, CodecError says so. Names in pickles also contain the
-fields of dataclasses, so objects that were saved with other fields are noticed and completed (class_evolution.py).
+fields of dataclasses, structs and named tuples, so objects that were saved with other fields are noticed, and get each
+value under its name (class_evolution.py).
 
 Classes that a user's function creates while it runs belong to no program. They travel with their code in each list, and
 each process creates them once.
@@ -42,7 +43,7 @@ import cloudpickle
 
 from penstock.runtime.errors import CodecError, shorten
 from penstock.runtime.records import class_layouts, enum_classes, struct_classes
-from penstock.runtime.records.class_evolution import layout, stand_in
+from penstock.runtime.records.class_evolution import differs, layout, stand_in
 from penstock.runtime.records.enum_classes import is_enum
 from penstock.runtime.records.remade import remade, remade_function
 from penstock.runtime.records.struct_classes import is_struct
@@ -386,7 +387,7 @@ def _find(token: str, module: str, qualified: str, number: int, saved: str = "")
                 "in the state under the names that they had, and its flow must use them"
             )
         _classes[name] = found
-    if saved and saved != (now := layout(found)) and now:
+    if saved and differs(found, saved):
         return stand_in(found, saved)
     return found
 

@@ -30,7 +30,8 @@ class _WithFactory(msgspec.Struct):
     made: list[Any] = msgspec.field(default_factory=list)
 
 
-_Factory: Any = type(_WithFactory.__struct_defaults__[0])  # msgspec has no public name for it
+#: The type of what makes a default, in `__struct_defaults__`.
+Factory: Any = type(_WithFactory.__struct_defaults__[0])  # msgspec has no public name for it
 
 
 class Field(NamedTuple):
@@ -47,6 +48,12 @@ def is_struct(class_: type) -> bool:
     return isinstance(class_, _StructMeta)
 
 
+def has_keywords(class_: type) -> bool:
+    """Whether a class of structs has fields that are given by name only. Such structs are pickled by the names of all
+    fields, and others by the order of the fields."""
+    return bool(_keywords(class_))
+
+
 def making(class_: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
     """Returns a function, and its arguments, that make a class of structs with these fields and without methods."""
     names, defaults = class_.__struct_fields__, class_.__struct_defaults__
@@ -57,15 +64,15 @@ def making(class_: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
         at = names.index(name)
         behind = at - len(names) + len(defaults)
         default = defaults[behind] if behind >= 0 else msgspec.NODEFAULT
-        factory = default.factory if isinstance(default, _Factory) else None
+        factory = default.factory if isinstance(default, Factory) else None
         given = () if default is msgspec.NODEFAULT or factory is not None else (default,)
         fields.append(Field(name, class_.__struct_encode_fields__[at], given, factory))
     config = class_.__struct_config__
     options = {option: getattr(config, option) for option in _OPTIONS}
     if config.tag is not None:
         options |= {"tag": config.tag, "tag_field": config.tag_field}
-    kinds = inspect.signature(class_).parameters
-    options["kw_only"] = any(kinds[each.name].kind is inspect.Parameter.KEYWORD_ONLY for each in fields)
+    by_name = _keywords(class_)
+    options["kw_only"] = any(each.name in by_name for each in fields)
     bases = vars(class_).get("__orig_bases__", class_.__bases__)
     has_post_init = "__post_init__" in vars(class_)
     return _make, (type(class_), class_.__name__, class_.__module__, bases, tuple(fields), options, has_post_init)
@@ -79,6 +86,11 @@ def members(class_: type, state: tuple[dict[str, Any], Any]) -> tuple[dict[str, 
     except Exception:  # a name that is defined nowhere, for example; msgspec tells it when it needs the types
         return state
     return {**filled, "__annotations__": {name: hints[name] for name in filled.get("__annotations__", {})}}, slots
+
+
+def _keywords(class_: type) -> set[str]:
+    parameters = inspect.signature(class_).parameters.values()
+    return {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 # Its name is in what jobs have saved.
