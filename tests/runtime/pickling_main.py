@@ -251,7 +251,46 @@ def restored_keys(snapshot: bytes) -> list[set[int | None]]:
     return found
 
 
-FUNCTIONS = (made, wrong, count_up, encoded, wrong_encoded, groups_of_keys, saved_keys, restored_keys)
+class Route(msgspec.Struct, frozen=True):
+    start: int
+    end: int
+    via: tuple[Route, ...] = ()
+
+
+class Leg(NamedTuple):
+    start: int
+    end: int
+
+
+class Long(Leg):
+    """Has attributes beside its fields."""
+
+
+class Colour(Enum):
+    RED = auto()
+    GREEN = auto()
+
+
+class Rank(IntEnum):
+    LOW = auto()
+    HIGH = auto()
+
+
+class Access(Flag):
+    READ = auto()
+    WRITE = auto()
+
+
+def shapes() -> list[Any]:
+    """Objects that pickle would save without the names of their fields, and members without their names."""
+    long = Long(end=2, start=1)
+    long.name = "long"  # type: ignore[attr-defined]
+    route = Route(start=1, end=2, via=(Route(start=3, end=4),))
+    members = [Colour.RED, Colour.GREEN, Rank.HIGH, Access.READ | Access.WRITE, Access.WRITE, Access(0)]
+    return [route, Leg(start=5, end=6), {"long": [long]}, *members, {Colour.GREEN: 1, (Rank.LOW, Leg(7, end=8)): 2}]
+
+
+FUNCTIONS = (shapes, made, wrong, count_up, encoded, wrong_encoded, groups_of_keys, saved_keys, restored_keys)
 
 
 def program() -> tuple[pickling.Program, bytes]:
@@ -834,6 +873,7 @@ def keys(directory: Path) -> None:
 def save(directory: Path) -> None:
     """For another life: state of this program, saved by a process of the job."""
     kept, data = program()
+    (directory / "shapes").write_bytes(Peer(data).raw(pickling.dumps((shapes, ()))))
     (directory / "state").write_bytes(Peer(data).raw(pickling.dumps((made, (10,)))))
     (directory / "program").write_bytes(data)
     assert kept is not None
@@ -854,6 +894,7 @@ def load(directory: Path) -> None:
 def resume(directory: Path) -> None:
     """A program that is taken up again runs with its own classes, and what it brings is of this script's."""
     old, functions = pickling.Program.loads((directory / "program").read_bytes())
+    functions = functions[1:]
     assert functions[0] is not made
     assert type(functions[0](1)[0]) is not Order
     old.prefer_own()
@@ -889,6 +930,30 @@ def edited(directory: Path) -> None:
         (i, "none", [], "x") for i in range(10)
     ]
     assert kept is not None
+
+
+def reordered(directory: Path) -> None:
+    """The script was changed: Route, Leg and the Enum classes have other fields and members before theirs."""
+    kept, data = program()
+    peer = Peer(data)
+    done, found = peer.call(pickling.loads, (directory / "shapes").read_bytes())
+    assert done
+    assert found == shapes(), (found, shapes())
+    assert found[2]["long"][0].name == "long"
+    assert [one is other for one, other in zip(found[3:9], shapes()[3:9], strict=True)] == [True] * 6
+    assert peer.call(lambda there: there == shapes(), found)
+    assert peer.call(shapes) == shapes()
+    assert kept is not None
+
+
+def without(directory: Path) -> None:
+    """The script was changed: Colour has no RED."""
+    data = program()[1]
+    call = pickling.dumps((pickling.loads, ((directory / "shapes").read_bytes(),)))
+    done, error = pickling.loads(Peer(data).raw(call))
+    assert not done
+    says = "CodecError: Colour (a class of module __main__) has no member 'RED', which an earlier program has saved; "
+    assert error.startswith(says + "the class has the members PINK, GREEN. Members are saved by name"), error
 
 
 def required(directory: Path) -> None:

@@ -64,7 +64,7 @@ def moved(value: Any, before: dict[str, type], now: dict[str, type]) -> Any:
     for name, class_ in now.items():
         saved = layout(before[name])
         _known[name] = stand_in(class_, saved) if differs(class_, saved) else class_
-    return decode(PICKLE, file.getvalue())  # as it is done, from a module that is not that of the classes
+    return decode(PICKLE, file.getvalue())
 
 
 def declared(name: str, fields: list[Any], kind: str) -> type:
@@ -198,9 +198,7 @@ def test_a_class_itself_in_the_state_is_that_of_today(kind: str) -> None:
     assert issubclass(after, found)
     assert found.__doc__ == after.__doc__ or kind == "tuple"
     assert generic == list[after]  # type: ignore[valid-type]
-    call = {"__name__": "__main__", "found": found, "by_name": kind == "keywords"}
-    exec("made = found(high=7, low=6) if by_name else found(7, 6)", call)
-    assert call["made"] == after(high=7, low=6)
+    assert (found(high=7, low=6) if kind == "keywords" else found(7, 6)) == after(high=7, low=6)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,31 @@ def test_state_of_an_earlier_life_in_an_edited_script(case: str, saved: Path, tm
     run(case, saved, script)
 
 
+@pytest.mark.parametrize("case", ["reordered", "without"])
+def test_values_and_members_that_are_saved_by_name(case: str, saved: Path, tmp_path: Path) -> None:
+    """Pickle has only the places of values, and only the values of members."""
+    script = tmp_path / "edited.py"
+    text = SCRIPT.read_text()
+    if case == "reordered":
+        changes = {
+            "    start: int\n    end: int\n    via": "    end: int\n    via",
+            "Route, ...] = ()\n": 'Route, ...] = ()\n    name: str = "x"\n    start: int = 0\n',
+            "    start: int\n    end: int\n\n\nclass Long": "    end: int\n    start: int\n\n\nclass Long",
+            "Leg(7, end=8)": "Leg(8, start=7)",
+            "    RED = auto()\n    GREEN": "    PINK = auto()\n    GREEN",
+            "    GREEN = auto()\n": "    GREEN = auto()\n    RED = auto()\n",
+            "    LOW = auto()\n": "    NONE = auto()\n    LOW = auto()\n",
+            "    READ = auto()\n": "    LIST = auto()\n    READ = auto()\n",
+        }
+    else:
+        changes = {"    RED = auto()\n    GREEN": "    PINK = auto()\n    GREEN", "[Colour.RED, ": "["}
+    for before, now in changes.items():
+        assert text.count(before) == 1, before
+        text = text.replace(before, now)
+    script.write_text(text)
+    run(case, saved, script)
+
+
 def test_what_cannot_be_pickled_raises() -> None:
     with pytest.raises(TypeError, match="cannot pickle"):
         pickling.dumps([threading.Lock()])

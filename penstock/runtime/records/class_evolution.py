@@ -41,6 +41,14 @@ _KINDS = {
 }
 _BY_POSITION = ("struct", "keywords", "tuple")  # all values of an object are there when the object is made
 
+
+class _Keywords(msgspec.Struct, kw_only=True):
+    one: int = 1
+
+
+# The modules whose code makes objects again: that of the only `loads`, Python's own (for errors), and msgspec's.
+_UNPICKLING = ("penstock.runtime.records.pickling", "pickle", _Keywords().__reduce__()[0].__module__)
+
 # Every named tuple has this code, each in a function of its own.
 _code_of_arguments: Any = namedtuple("_Some", "one").__getnewargs__.__code__  # type: ignore[attr-defined]
 
@@ -92,6 +100,11 @@ def without_fields(key: Any) -> tuple[type, list[str]] | None:
     elif dataclasses.is_dataclass(key):  # a struct cannot be a key
         parts = (getattr(key, field.name) for field in dataclasses.fields(key))
     return next((found for part in parts if (found := without_fields(part)) is not None), None)
+
+
+def called_class(class_: type) -> str:
+    """Names a class for an error."""
+    return f"{class_.__qualname__} (a class of module {class_.__module__})"
 
 
 def _described(class_: Any) -> list[str]:
@@ -201,11 +214,11 @@ class _Taking(type):
     _class: type
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        # So pickle makes structs. The program may have saved the class itself, and calls it from its own module.
-        if sys._getframe(1).f_globals.get("__name__") == cls._class.__module__:
-            return cls._class(*args, **kwargs)
-        made: Any = cls.__new__
-        return made(cls, *args, **kwargs)
+        # So pickle makes structs. But the program may have saved the class itself, and then calls it as it is today.
+        if sys._getframe(1).f_globals.get("__name__") in _UNPICKLING:
+            made: Any = cls.__new__
+            return made(cls, *args, **kwargs)
+        return cls._class(*args, **kwargs)
 
     def __getattr__(cls, name: str) -> Any:
         return getattr(cls._class, name)
@@ -256,8 +269,8 @@ def _refusing(class_: type, kind: str, saved: list[str]) -> type:
 
     def new(_: type, *args: Any, **kwargs: Any) -> Any:
         raise CodecError(
-            f"{_called(class_)} was {_KINDS[kind]} with the fields {', '.join(saved) or 'none'} when objects of it "
-            f"were saved by an earlier program, and is {_kind(class_) or 'another kind of class'} now, which they "
+            f"{called_class(class_)} was {_KINDS[kind]} with the fields {', '.join(saved) or 'none'} when objects of "
+            f"it were saved by an earlier program, and is {_kind(class_) or 'another kind of class'} now, which they "
             f"cannot become. Keep the class {class_.__qualname__} as it was, give the new class another name and "
             "convert the objects in a function of the flow, or start the job without the savepoint"
         )
@@ -268,10 +281,6 @@ def _refusing(class_: type, kind: str, saved: list[str]) -> type:
 def _stand_in(class_: type, new: Any) -> type:
     members = {"_class": class_, "__new__": new, "__module__": class_.__module__, "__qualname__": class_.__qualname__}
     return _Taking(class_.__name__, (), members)
-
-
-def _called(class_: type) -> str:
-    return f"{class_.__qualname__} (a class of module {class_.__module__})"
 
 
 def _kind(class_: type) -> str | None:
@@ -326,8 +335,8 @@ def _default(class_: type, name: str, default: Any, gone: list[str]) -> Any:
         return factory()
     lost = f" (they had {', '.join(map(repr, gone))}, which the class has no more)" if gone else ""
     raise CodecError(
-        f"{_called(class_)} has the field {name!r}, which objects of that class did not have when they were saved by "
-        f"an earlier program{lost}. Give the field a default, which these objects then take, or keep the class as it "
-        "was. For other values, keep the class, give the new one another name and convert the objects in a function of "
-        "the flow"
+        f"{called_class(class_)} has the field {name!r}, which objects of that class did not have when they were saved "
+        f"by an earlier program{lost}. Give the field a default, which these objects then take, or keep the class as "
+        "it was. For other values, keep the class, give the new one another name and convert the objects in a function "
+        "of the flow"
     )

@@ -4,14 +4,21 @@ cloudpickle makes the class with the values of its members before the class has 
 `__init__` of the user's is called, members lack the attributes that these set, and members with a data type of their
 own have wrong data. Aliases are lost. So `making` says what each member is made from, whatever the user's methods do,
 and `filling` gives each member its attributes afterwards.
+
+Enum pickles members by value. In a program that was changed since, the value may be that of another member: one more
+line before it is enough for `auto()`. So members of the program's classes are pickled by name (`reduced`), and
+combinations of flags by the names of the flags. A member that is gone is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import EnumMeta
+from enum import Enum, EnumMeta, Flag
 from types import new_class
 from typing import Any, NamedTuple
+
+from penstock.runtime.errors import CodecError
+from penstock.runtime.records.class_evolution import called_class
 
 _OWN = ("__init__", "__new_member__", "_new_member_", "_use_args_")  # of a class's, where _make puts its own
 _OF_ENUM = ("_value_", "_name_", "_sort_order_", "__objclass__", "_inverted_")  # attributes that Enum itself sets
@@ -50,6 +57,26 @@ def filling(class_: Any, fill: Callable[..., Any], state: tuple[dict[str, Any], 
         if name == member.name
     }
     return _fill, (fill, (filled, other), own, attributes)
+
+
+def reduced(member: Any) -> Any:
+    """Returns how a member of an Enum class is found again, as `__reduce__` does. NotImplemented: pickle knows better,
+    because the class defines how its members are pickled."""
+    class_: Any = type(member)
+    if class_.__reduce_ex__ is not Enum.__reduce_ex__:
+        return NotImplemented
+    if isinstance(member, Flag):
+        flags = {name: one._value_ for name, one in class_.__members__.items() if _is_flag(name, one, member._value_)}
+        return _flags, (class_, tuple(flags), member._value_ & ~sum(flags.values()))
+    if member._name_ not in class_.__members__:  # the class has made it from a value that no member has
+        return NotImplemented
+    return _member, (class_, member._name_)
+
+
+def _is_flag(name: str, flag: Any, of: int) -> bool:
+    """Whether a flag of this name has one bit, which is in the combination `of`."""
+    value = flag._value_
+    return name == flag._name_ and value > 0 and not value & (value - 1) and bool(of & value)
 
 
 def _described(name: str, member: Any, kind: Any) -> Member:
@@ -93,6 +120,27 @@ def _make(
             namespace[member.name] = _Packed(member)
 
     return new_class(name, bases, {"metaclass": meta, **options}, fill)
+
+
+def _member(class_: Any, name: str) -> Any:
+    found = class_.__members__.get(name) if is_enum(class_) else None
+    if found is None:
+        members = ", ".join(class_.__members__) if is_enum(class_) else ""
+        now = f"has the members {members}" if is_enum(class_) else "is no Enum class"
+        raise CodecError(
+            f"{called_class(class_)} has no member {name!r}, which an earlier program has saved; the class {now}. "
+            "Members are saved by name. Keep the member; if another one takes its place, let the old name be an alias "
+            f"of that one ({name} = its value, after it); or start the job without the savepoint"
+        )
+    return found
+
+
+def _flags(class_: Any, names: tuple[str, ...], others: int) -> Any:
+    """Returns the combination of the flags of these names, and of bits that have no name."""
+    value = others
+    for name in names:
+        value |= _member(class_, name)._value_
+    return class_(value)
 
 
 def _fill(class_: Any, state: tuple[Callable[..., Any], Any, dict[str, Any], dict[str, dict[str, Any]]]) -> None:

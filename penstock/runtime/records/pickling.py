@@ -54,9 +54,9 @@ PROTOCOL = 5
 #: among the program's classes of this module and name.
 Name: TypeAlias = tuple[str, str, str, int]
 
-_Value = TypeVar("_Value")
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
-loads: Callable[..., Any] = pickle.loads
+_Value = TypeVar("_Value")
 
 # Definitions are read one at a time, because two threads must not create the same class.
 _lock = threading.RLock()
@@ -91,6 +91,12 @@ def dumps(value: Any, program: Program | None = None) -> bytes:
         except Exception:  # the same
             pass
     return _dumped(_Naming, value, program or _hosted())
+
+
+def loads(data: Buffer) -> Any:
+    """Returns the value from which `dumps` made these bytes in a process of the job, or of one that saved the state.
+    Raises what unpickling the value raises."""
+    return pickle.loads(data)  # from a frame of this module, see class_evolution.py
 
 
 @contextmanager
@@ -225,8 +231,11 @@ class _Plain(pickle.Pickler):
         super().__init__(file, PROTOCOL)
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and _here is not None and (found := _here.reference(obj)) is not None:
-            return _find, found
+        if isinstance(obj, type):
+            if _here is not None and (found := _here.reference(obj)) is not None:
+                return _find, found
+        elif type(type(obj)) is not type and is_enum(type(obj)):
+            return _member(obj, _here)
         return NotImplemented
 
 
@@ -242,7 +251,7 @@ class _Naming(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is FunctionType:
             return remade_function(obj, super().reducer_override(obj))
         if not issubclass(kind, type):
-            return _remade(obj)
+            return _member(obj, self._program) if is_enum(kind) else _remade(obj)
         if self._program is not None and (found := self._program.reference(obj)) is not None:
             return _find, found
         reduced = super().reducer_override(obj)
@@ -334,6 +343,14 @@ def _remade(obj: Any) -> Any:
     """Returns how an object of the main script is made again that pickle refuses or would only name. NotImplemented:
     pickle knows better."""
     return remade(obj, _travels)
+
+
+def _member(obj: Any, program: Program | None) -> Any:
+    """Returns how a member of an Enum class is found again. NotImplemented: pickle knows better, because the class is
+    none of the program's."""
+    if program is None or program.reference(type(obj)) is None:
+        return NotImplemented
+    return enum_classes.reduced(obj)
 
 
 def _travels(module: str | None) -> bool:
