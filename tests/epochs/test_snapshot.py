@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot, worth_compacting
-from penstock.runtime.errors import FlowError, PenstockError, RecordError, SnapshotDamaged, StoreError
+from penstock.runtime.errors import CodecError, FlowError, PenstockError, RecordError, SnapshotDamaged, StoreError
 from penstock.runtime.records import codec
 from penstock.runtime.records.key_groups import key_groups
 from penstock.runtime.state.aggregate import MERGEABLE
@@ -213,3 +214,34 @@ def test_keys_that_a_compaction_has_read_are_counted_too() -> None:
     merged = Merged(GROUPS)
     with pytest.raises(FlowError, match="now equal"):
         merged.add_task([parts[0], b"".join(compact(parts[1:], GROUPS))], None)
+
+
+class _Narrow:
+    __slots__ = ("n", "old")
+
+    def __init__(self) -> None:
+        self.n, self.old = 1, 2
+
+
+@pytest.mark.parametrize("where", ["own", "whole", "changes", "values"])
+def test_saved_objects_that_cannot_be_read_are_named_with_their_operator(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with their class, so that somebody can mend it."""
+    one = _Narrow()
+    maps: dict[str, Any] = {
+        "own": {},
+        "whole": {"nested:value:last": KeyedWhole({(1, 2): one})},
+        "changes": {"nested:value:last": KeyedDelta([(1, 2)], [one], [])},
+        "values": {"nested:value:last": KeyedValues(0, [(1, 2)], {(1, 2): one})},
+    }
+    state = StageState(maps[where], own=one if where == "own" else None)
+    snapshot = packed(encode_snapshot({"remember": (state, (0, 0, 0, 0))}, GROUPS))
+    now = type("_Narrow", (), {"__slots__": ("n",), "__module__": __name__})
+    monkeypatch.setattr(sys.modules[__name__], "_Narrow", now)
+    within = "" if where == "own" else ", in 'value:last'"
+    says = (
+        f"operator 'remember': its saved state{within} cannot be read: .*AttributeError: .*'old'.*an object of _Narrow"
+    )
+    with pytest.raises(CodecError, match=rf"{says} \(of module {__name__}\) cannot be made again .*__setstate__"):
+        read([snapshot])

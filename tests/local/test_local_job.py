@@ -490,6 +490,90 @@ def test_a_savepoint_of_a_local_job_has_the_classes_of_the_main_script(keys: int
     assert said == f"{keys} {{(True, True, True, True)}}\n"
 
 
+EDITED = """
+    import enum, sys, msgspec, penstock as ps
+    from typing import NamedTuple
+
+    class Light(enum.Enum):
+        RED = enum.auto()
+        GREEN = enum.auto()
+
+    class Span(msgspec.Struct, frozen=True):
+        low: int
+        high: int
+
+    class Seen(NamedTuple):
+        first: Span
+        light: Light
+
+    what, place = sys.argv[1:]
+
+    def remember(ctx, key, i):
+        last, seen = ctx.value_state("last"), ctx.list_state("seen")
+        if last.get() is None:
+            last.set(Span(low=key, high=10 + key))
+            seen.append(Seen(first=Span(low=20 + key, high=30 + key), light=Light.GREEN))
+            ctx.set([Seen(first=last.get(), light=Light.GREEN)])
+        elif i >= 6000:
+            return [(key, last.get(), list(seen), ctx.get())]
+
+    async def asked(i):
+        return Span(low=i, high=-i)
+
+    if __name__ == "__main__":
+        flow, out = ps.Flow("edited"), ps.sinks.Collect()
+        numbers = flow.read(ps.sources.Generator(lambda i: i, rate=4000, limit=6003), name="numbers")
+        spans = numbers.map_async(asked, concurrency=50, name="asked")
+        keyed = spans.key_by(lambda span: span.low % 3)
+        keyed.process(lambda ctx, key, span: remember(ctx, key, span.low), name="remember").write(out)
+        options = {"checkpoints": f"{place}/epochs", "local": True, "epoch_interval_s": 0.1}
+        if what == "save":
+            job = ps.run(flow, **options)
+            job.wait_for(lambda status: status["operators"]["remember"]["records_in"] > 10)
+            job.savepoint(f"{place}/saved")
+            job.cancel()
+            job.wait(progress=False)
+        else:
+            try:
+                ps.run(flow, savepoint=f"{place}/saved", **options).wait(progress=False)
+            except ps.JobFailed as error:
+                print(error)
+            for key, last, seen, others in sorted(out.records()):
+                print(key, last.low, last.high, [(s.first.low, s.first.high, s.light.name) for s in seen + others])
+"""
+
+
+def test_a_program_that_has_changed_its_classes_takes_each_value_under_its_name(tmp_path: Path) -> None:
+    """Where pickle has the places of values only, and the values of members."""
+    with program(EDITED, "save", str(tmp_path)) as running:
+        assert running.wait(LIMIT_S) == 0
+    changes = {
+        "        low: int\n        high: int\n": "        high: int\n        more: str\n        low: int\n",
+        "high=": "more='x', high=",
+        "        first: Span\n        light: Light": "        light: Light\n        first: Span\n        n: int = 5",
+        "        RED = enum.auto()\n        GREEN": "        GREEN",
+    }
+    script = EDITED
+    for before, now in changes.items():
+        assert before in script
+        script = script.replace(before, now)
+    with program(script, "load", str(tmp_path)) as running:
+        said = running.communicate(timeout=LIMIT_S)[0]
+    assert "Span (a class of module __main__) has the field 'more', which objects of that class did not have" in said
+    assert "start the job without the savepoint" in said
+    script = script.replace("more: str\n        low: int\n", "low: int\n        more: str = ''\n")
+    with program(script, "load", str(tmp_path)) as running:
+        said = running.communicate(timeout=LIMIT_S)[0]
+    expected = [
+        f"{key} {key} {10 + key} [({20 + key}, {30 + key}, 'GREEN'), ({key}, {10 + key}, 'GREEN')]" for key in (0, 1, 2)
+    ]
+    assert said.splitlines() == expected
+    with program(script.replace("GREEN", "BLUE"), "load", str(tmp_path)) as running:
+        said = running.communicate(timeout=LIMIT_S)[0]
+    assert "operator 'remember': its saved state, in " in said
+    assert "Light (a class of module __main__) has no member 'GREEN', which an earlier program has saved" in said
+
+
 def test_the_death_of_the_program_ends_its_workers_and_the_job_can_be_resumed(
     fresh_name: Callable[[], str], tmp_path: Path
 ) -> None:

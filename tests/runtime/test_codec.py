@@ -321,9 +321,12 @@ class Leaving:
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (Refused(404, "gone"), r"TypeError: .*record: an object of Refused cannot be made again from \('404 gone',\)"),
-        (Leaving(), r"SystemExit: enough\. .*an object of leave cannot be made again from \(\)"),
-        ({"deep": [Moody()]}, r"ValueError: not today\. .*an object of Moody cannot be made again from \{'a': 1\}"),
+        (
+            Refused(404, "gone"),
+            r"TypeError: .*record: an object of Refused .*test_codec\) cannot be made again from \('404 gone',\)",
+        ),
+        (Leaving(), r"SystemExit: enough\. .*an object of leave .* cannot be made again from \(\)"),
+        ({"deep": [Moody()]}, r"ValueError: not today\. .*an object of Moody .* cannot be made again from \{'a': 1\}"),
     ],
 )
 def test_a_record_that_cannot_be_made_again_is_named(record: object, words: str) -> None:

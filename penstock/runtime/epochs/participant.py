@@ -179,8 +179,9 @@ class Participant:
                         raise
                     raise FlowError(
                         f"task {plan.task_name(task)} cannot continue from state that another program has saved: "
-                        f"{describe(error)}. The classes of the program must be able to take the saved objects: fields "
-                        "that are new need defaults, and members of an Enum that are in the state must still be there"
+                        f"{describe(error)}. The classes of the program must be able to take the saved objects "
+                        "(docs/flows.md, Classes of the main script): keep a class that cannot under its old name, and "
+                        "convert its objects; or start the job without the savepoint"
                     ) from error
             else:
                 saved[task.number] = read_same(plan, task, command.entries, store.pieces)

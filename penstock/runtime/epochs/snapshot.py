@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain as one_after_the_other
 from itertools import islice
@@ -28,7 +29,15 @@ from typing import IO, Any, Protocol, TypeAlias
 
 import msgspec
 
-from penstock.runtime.errors import FlowError, KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
+from penstock.runtime.errors import (
+    CodecError,
+    FlowError,
+    KeyTypeError,
+    RecordError,
+    SnapshotDamaged,
+    StoreError,
+    shorten,
+)
 from penstock.runtime.records.codec import (
     FRAME_BYTES,
     PICKLE,
@@ -36,12 +45,13 @@ from penstock.runtime.records.codec import (
     KeysNowEqual,
     decode,
     decode_map,
+    decode_value,
     encode_columns,
     encode_map,
     encode_values,
 )
 from penstock.runtime.records.key_groups import partition
-from penstock.runtime.records.pickling import dumps, loads
+from penstock.runtime.records.pickling import dumps
 from penstock.runtime.records.userfunc import describe
 from penstock.runtime.state.aggregate import merge_of
 from penstock.runtime.state.keyed import (
@@ -343,6 +353,19 @@ def _now_equal(operator: str, key: str) -> FlowError:
     )
 
 
+@contextmanager
+def _naming(operator: str, title: str = "") -> Iterator[None]:
+    """Says of saved objects that cannot be read in the context whose state they are, and in which map."""
+    try:
+        yield
+    except KeysNowEqual:
+        raise
+    except CodecError as error:
+        name = title.removeprefix(NESTED).removeprefix(SHARED)
+        within = f", in {name!r}" if name else ""
+        raise CodecError(f"operator {operator!r}: its saved state{within} cannot be read: {error}") from error
+
+
 #: The value of a key that is gone, while snapshots are combined.
 _GONE = object()
 
@@ -358,7 +381,7 @@ class _Placed:
     later: KeyedLog | KeyedDelta | None = None
 
     def all(self) -> Iterator[Any]:
-        return one_after_the_other.from_iterable(decode(codec, data) for codec, data in self.values)
+        return one_after_the_other.from_iterable(decode(codec, data, saved=True) for codec, data in self.values)
 
 
 @dataclass
@@ -397,7 +420,12 @@ class Chain:
                 continue
             state = self.operators.setdefault(operator.name, SavedState())
             state.counters = operator.counters
-            state.own = [loads(reading.take(operator.own))] if operator.own else []
+            if operator.own:
+                own = reading.take(operator.own)
+                with _naming(operator.name):
+                    state.own = [decode_value(own)]
+            else:
+                state.own = []
             for kept in operator.maps:
                 if not (self.shared if kept.name.startswith(SHARED) else self.keyed):
                     reading.skip(_size(kept))
@@ -410,7 +438,8 @@ class Chain:
                 place = (operator.name, kept.name)
                 entries = state.maps.setdefault(kept.name, {})
                 try:
-                    self._add_map(place, kept, entries, reading)
+                    with _naming(*place):
+                        self._add_map(place, kept, entries, reading)
                 except KeysNowEqual as error:
                     raise _now_equal(operator.name, shorten(error.key)) from error
                 self.sizes[place] = kept.size
@@ -424,7 +453,8 @@ class Chain:
         """Returns the states, by operator."""
         if self.complete:
             for place in list(self.values):
-                self._settle(place)
+                with _naming(*place):
+                    self._settle(place)
         return self.operators
 
     def delta(self, place: tuple[str, str], entries: dict[Any, Any]) -> Delta | _Placed:
@@ -486,7 +516,7 @@ class Chain:
         for chunk in kept.chunks[: kept.placed]:
             codec, length = chunk.keys
             if length:
-                new += decode(codec, reading.take(length))
+                new += decode(codec, reading.take(length), saved=True)
             codec, length = chunk.values
             if length:
                 values.append((codec, bytes(reading.take(length))))
@@ -523,7 +553,7 @@ class Chain:
         entries = self.operators[operator].maps[name]
         keys, seen = iter(entries), 0
         for codec, data in placed.values:
-            values = decode(codec, data)
+            values = decode(codec, data, saved=True)
             seen += len(values)
             entries.update(zip(islice(keys, len(values)), values, strict=False))
         if seen != len(entries):
@@ -545,7 +575,7 @@ def _size(kept: _Map) -> int:
 
 def _lists(chunk: _Chunk, reading: _Reading) -> list[list[Any]]:
     return [
-        decode(codec, reading.take(length)) if length else []
+        decode(codec, reading.take(length), saved=True) if length else []
         for codec, length in (chunk.keys, chunk.values, chunk.gone)
     ]
 

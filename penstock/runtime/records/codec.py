@@ -142,15 +142,19 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
         found = dict(zip(keys, values, strict=True))
     except CodecError:
         raise
-    except Exception as error:  # the classes of keys and values decide what unpickling them raises
+    except BaseException as error:  # the classes of keys and values decide what unpickling them raises
+        if is_interrupt(error):
+            raise
+        if code == PICKLE:
+            raise _unreadable("entries of a map", payload, error, saved=True) from error
         raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {error}") from error
     if len(found) != len(keys):
         raise KeysNowEqual(keys)
     return found
 
 
-def decode(code: int, payload: Buffer) -> list[Any]:
-    """Decodes what `encode` has returned."""
+def decode(code: int, payload: Buffer, *, saved: bool = False) -> list[Any]:
+    """Decodes what `encode` has returned. `saved`: it is state, for errors."""
     decoder = _decoders.get(code)
     if decoder is None:
         decoder = _decoder_of_tuples(code)
@@ -162,18 +166,39 @@ def decode(code: int, payload: Buffer) -> list[Any]:
         if is_interrupt(error):
             raise
         if code == PICKLE:
-            what = f"records cannot be unpickled here: {type(error).__name__}: {error}."
-            if part := unreadable_part(payload):
-                raise CodecError(
-                    f"{what} The first such record: {part}. Give the class a __reduce__ method that returns what its "
-                    "objects can be made from, or emit plain data in their stead (numbers, text, tuples, dicts, "
-                    "dataclasses). The error policy of an operator does not apply, because no operator has the record"
-                ) from error
-            raise CodecError(
-                f"{what} The modules of their classes must be installed, in the same version, in every worker"
-            ) from error
+            raise _unreadable("records", payload, error, saved) from error
         size = memoryview(payload).nbytes
         raise CodecError(f"received {size} bytes that are no list of code {code}: {error}") from error
+
+
+def decode_value(payload: Buffer) -> Any:
+    """Returns the value from which `dumps` made these bytes. Raises CodecError that names the object which cannot be
+    made again."""
+    try:
+        return loads(payload)
+    except CodecError:
+        raise
+    except BaseException as error:  # as in `decode`
+        if is_interrupt(error):
+            raise
+        raise _unreadable("a value", payload, error, saved=True) from error
+
+
+def _unreadable(what: str, payload: Buffer, error: BaseException, saved: bool) -> CodecError:
+    what = f"{what} cannot be unpickled here: {type(error).__name__}: {error}."
+    part = unreadable_part(payload)
+    if part and saved:
+        return CodecError(
+            f"{what} The first such object: {part}. Its class may have been another one when the object was saved: "
+            "keep the class as it was, or give it a __setstate__ method that takes what was saved"
+        )
+    if part:
+        return CodecError(
+            f"{what} The first such record: {part}. Give the class a __reduce__ method that returns what its "
+            "objects can be made from, or emit plain data in their stead (numbers, text, tuples, dicts, "
+            "dataclasses). The error policy of an operator does not apply, because no operator has the record"
+        )
+    return CodecError(f"{what} The modules of their classes must be installed, in the same version, in every worker")
 
 
 def _decoder_of_tuples(code: int) -> _Decode:

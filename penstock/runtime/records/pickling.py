@@ -301,7 +301,9 @@ def _noting(load: Callable[[Any], None]) -> Callable[[Any], None]:
         except BaseException:
             of = maker if callable(maker) else type(maker)
             name = getattr(of, "__qualname__", type(of).__qualname__)
-            reader.problem = f"an object of {name} cannot be made again from {shorten(given, 100)}"
+            module = getattr(of, "__module__", None)
+            place = f" (of module {module})" if module not in (None, "builtins") else ""
+            reader.problem = f"an object of {name}{place} cannot be made again from {shorten(given, 100)}"
             raise
 
     return noting
