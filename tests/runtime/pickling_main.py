@@ -6,6 +6,7 @@ python tests/runtime/pickling_main.py CASE DIRECTORY
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import pickle
 import subprocess
@@ -707,6 +708,24 @@ class Movie(TypedDict, total=False):
 class Sequel(Movie):
     part: int
     earlier: list[Movie]
+
+
+_log = logging.getLogger("pickling_main")
+_here = (sys.stdout, sys.stderr, sys.__stderr__, sys.stdin)
+
+
+def streams_say() -> list[Any]:
+    _log.info("found")
+    there = (sys.stdout, sys.stderr, sys.__stderr__, sys.stdin)
+    return [_log is logging.getLogger("pickling_main"), [one is other for one, other in zip(_here, there, strict=True)]]
+
+
+def streams(directory: Path) -> None:
+    """Loggers and the standard streams are those of each process."""
+    _log.addHandler(logging.StreamHandler())
+    _log.addHandler(logging.FileHandler(directory / "log"))
+    kept = pickling.Program()
+    assert Peer(kept.dumps([streams_say])).call(streams_say) == [True, [True] * 4] == streams_say()
 
 
 _P = ParamSpec("_P")

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -90,6 +91,15 @@ def yielding(record: Any) -> Iterator[Any]:
 
 
 def guarded(record: Any) -> Any:
+    with held:
+        return record
+
+
+def opened() -> IO[str]:
+    return Path(__file__).open()
+
+
+def guarded_method(self: Any, record: Any) -> Any:
     with held:
         return record
 
@@ -437,6 +447,25 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         ("argument 1 of the partial",),
     ),
     "default": (lambda: some().map(lambda record, lock=held: record), ("the default of a parameter",)),
+    "open file": (
+        lambda: some().map(_in_main(guarded, opened())),
+        ("the global variable 'held' that it uses is <_io.TextIOWrapper", "cannot pickle the open file", __file__),
+    ),
+    "open file of a class": (
+        lambda: some().map(_class_in_main(log=opened())()),
+        (
+            "the class attribute 'log' of its class Logging is",
+            "Open it in the worker: in the function, or in open() or",
+        ),
+    ),
+    "open file of a class that tasks make": (
+        lambda: some().map(_class_in_main(log=opened())),
+        ("the class attribute 'log' of", "cannot pickle the open file"),
+    ),
+    "open file that a method uses": (
+        lambda: some().map(_class_in_main(__call__=_in_main(guarded_method, opened()))()),
+        ("the global variable 'held' that it uses of the class attribute '__call__' of its class Logging is",),
+    ),
     "context variable": (
         lambda: some().map(closing_over(contextvars.ContextVar("user"))),
         (
@@ -494,7 +523,14 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
 }
 
 
-def _in_main(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _class_in_main(**members: Any) -> type[Any]:
+    """A class as if the main script had defined it, whose objects are functions."""
+    found = type("Logging", (), {"__call__": _in_main(lambda self, record: record), **members})
+    found.__module__ = "__main__"
+    return found
+
+
+def _in_main(function: Callable[..., Any], held: Any = held) -> Callable[..., Any]:
     """The function as if the main script or a notebook had defined it: it travels with the globals that it uses."""
     copy: Any = type(function)(function.__code__, {"held": held, "__name__": "__main__"}, function.__name__)  # type: ignore[attr-defined, call-arg]
     copy.__module__ = "__main__"

@@ -31,6 +31,7 @@ def run(case: str, directory: Path, script: Path = SCRIPT) -> None:
         "slots",
         "enums",
         "remade",
+        "streams",
         "plugins",
         "named_objects",
         "keys",
@@ -97,6 +98,18 @@ def test_values_and_members_that_are_saved_by_name(case: str, saved: Path, tmp_p
         text = text.replace(before, now)
     script.write_text(text)
     run(case, saved, script)
+
+
+@pytest.mark.parametrize("mode", ["r", "a+", "w"])
+def test_open_files_do_not_travel(mode: str, tmp_path: Path) -> None:
+    """A copy of them would: another process would read the copy, and write into it."""
+    (tmp_path / "words").touch()
+    with (tmp_path / "words").open(mode) as file:
+        for value in (file, {"words": [file]}, lambda: file):
+            with pytest.raises(TypeError, match=r"cannot pickle the open file '.*/words'.*Open it in the worker"):
+                pickling.dumps(value)
+            with pytest.raises(TypeError, match=r"cannot pickle the open file '.*/words'"):
+                pickling.Program().dumps(value)
 
 
 def test_what_cannot_be_pickled_raises() -> None:

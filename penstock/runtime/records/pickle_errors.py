@@ -74,7 +74,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"element {i}", element
     if isinstance(value, type):
         for name, attribute in list(vars(value).items()):
-            if not (name.startswith("__") and name.endswith("__")) or name == "__init__":
+            if not (name.startswith("__") and name.endswith("__")) or isinstance(attribute, FunctionType):
                 yield f"the class attribute {name!r}", attribute
     else:
         yield from _attributes(value)
@@ -117,3 +117,5 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
         for name in slots_of(cls):
             if hasattr(value, name) and name not in ("__dict__", "__weakref__"):
                 yield f"the attribute {name!r}", getattr(value, name)
+    if type(value).__module__ != "builtins":
+        yield f"its class {type(value).__qualname__}", type(value)

@@ -5,6 +5,9 @@ easily made again: a `functools.cached_property`, a `functools.singledispatch` f
 only names new types, parameter specifications and functions with a cache, which no other process finds. Each of them
 is made anew, from what the user has written. Caches are empty at first.
 
+Open files are refused. cloudpickle would send a copy of what is in the file now, from which each process reads, and
+into which it writes, and nobody would hear of it.
+
 What a function or a class refers to may refer to it. So what is pickled as a part of an object (its functions, its
 items) is filled in when the object exists.
 """
@@ -13,9 +16,11 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import typing
 from collections.abc import Callable
 from functools import cached_property, lru_cache, singledispatch
+from io import TextIOWrapper
 from threading import RLock
 from types import FunctionType
 from typing import Any, Generic, NewType, ParamSpec
@@ -28,6 +33,7 @@ _TypeVarTuple: Any = getattr(typing, "TypeVarTuple", None)  # from Python 3.11 o
 _subscribed = getattr(Generic.__class_getitem__, "__func__", None)
 
 _code_of_dispatching = singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
+_STREAMS = ("stdout", "stderr", "stdin", "__stdout__", "__stderr__", "__stdin__")
 _OF_PARAMETERS = ("bound", "covariant", "contravariant")  # of a ParamSpec
 _OF_DISPATCHING = ("register", "dispatch", "registry", "_clear_cache")  # attributes that singledispatch itself sets
 
@@ -36,6 +42,8 @@ def remade(obj: Any, travels: Callable[[str | None], bool]) -> Any:
     """Returns how an object is made again, as `__reduce__` does. NotImplemented: pickle knows better. `travels` tells
     whether the definitions of a module travel."""
     kind: Any = type(obj)
+    if kind is TextIOWrapper:
+        return _stream(obj)
     if issubclass(kind, cached_property) and "lock" in vars(obj):  # up to Python 3.11
         return _property, (kind,), {name: value for name, value in vars(obj).items() if name != "lock"}
     if kind is WeakKeyDictionary or kind is WeakValueDictionary:
@@ -68,6 +76,18 @@ def remade_function(function: Any, reduced: Any) -> Any:
     attributes = {name: value for name, value in vars(function).items() if name not in _OF_DISPATCHING}
     state = said, attributes, dict(dispatching.registry)
     return _dispatching, (function.__name__,), state, None, None, _fill_dispatching
+
+
+def _stream(file: TextIOWrapper) -> Any:
+    """Returns how a standard stream is found in another process. Raises TypeError for other open files."""
+    for name in _STREAMS:
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    raise TypeError(
+        f"cannot pickle the open file {getattr(file, 'name', '')!r}: a worker would read and write a copy of what is "
+        "in it now. Open it in the worker: in the function, or in open() or __init__ of a class of which each task "
+        "makes an object"
+    )
 
 
 # --- what pickles call: the names of these functions are in what jobs have saved ---------------------------------
