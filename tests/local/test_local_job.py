@@ -491,7 +491,7 @@ def test_a_savepoint_of_a_local_job_has_the_classes_of_the_main_script(keys: int
 
 
 EDITED = """
-    import enum, sys, msgspec, penstock as ps
+    import asyncio, enum, sys, msgspec, penstock as ps
     from typing import NamedTuple
 
     class Light(enum.Enum):
@@ -517,13 +517,16 @@ EDITED = """
         elif i >= 6000:
             return [(key, last.get(), list(seen), ctx.get())]
 
-    async def asked(i):
-        return Span(low=i, high=-i)
+    async def asked(span):
+        await asyncio.sleep(0.05)  # some calls are under way when the job is saved
+        assert span.high == -span.low
+        return span
 
     if __name__ == "__main__":
         flow, out = ps.Flow("edited"), ps.sinks.Collect()
         numbers = flow.read(ps.sources.Generator(lambda i: i, rate=4000, limit=6003), name="numbers")
-        spans = numbers.map_async(asked, concurrency=50, name="asked")
+        spans = numbers.map(lambda i: Span(low=i, high=-i), name="spans")
+        spans = spans.map_async(asked, concurrency=400, name="asked")
         keyed = spans.key_by(lambda span: span.low % 3)
         keyed.process(lambda ctx, key, span: remember(ctx, key, span.low), name="remember").write(out)
         options = {"checkpoints": f"{place}/epochs", "local": True, "epoch_interval_s": 0.1}

@@ -88,7 +88,7 @@ def test_values_and_members_that_are_saved_by_name(case: str, saved: Path, tmp_p
             "Leg(7, end=8)": "Leg(8, start=7)",
             "    RED = auto()\n    GREEN": "    PINK = auto()\n    GREEN",
             "    GREEN = auto()\n": "    GREEN = auto()\n    RED = auto()\n",
-            "    LOW = auto()\n": "    NONE = auto()\n    LOW = auto()\n",
+            "    LOW = auto()\n": "    LEAST = 7\n    LOW = 7\n",  # it has another name and value, and its old name too
             "    READ = auto()\n": "    LIST = auto()\n    READ = auto()\n",
         }
     else:
