@@ -11,6 +11,7 @@ from penstock.bridge.burst import BurstDetector
 from penstock.placement import refinement
 from penstock.runtime.lifecycle import Machine
 from penstock.runtime.operators.windowing import _Windowing
+from penstock.runtime.records import class_evolution, enum_classes, remade
 from penstock.runtime.records.key_groups import KeyGroups
 from penstock.runtime.sinks.parts import PartsWriter
 from penstock.runtime.worker.task import Task
@@ -41,6 +42,38 @@ def _deletes_what_others_wrote() -> Any:
 def _all_groups_move() -> Any:
     """A rescale deals all key groups out anew, wherever they were."""
     return mock.patch.object(KeyGroups, "rescaled", lambda self, table, parallelism: self.table(parallelism))
+
+
+@planted_fault(
+    "penstock/runtime/records/class_evolution.py",
+    Test("tests/runtime/test_class_evolution.py::test_fields_that_change_their_order_only"),
+)
+def _values_stay_in_their_places() -> Any:
+    """Saved structs and named tuples are taken as they are where the class has the same fields, in whatever order."""
+    differs = class_evolution.differs
+
+    def by_set(class_: type, saved: str) -> bool:
+        return set(saved.split(" ")) != set(class_evolution.layout(class_).split(" ")) and differs(class_, saved)
+
+    return mock.patch.object(class_evolution, "differs", by_set)
+
+
+@planted_fault(
+    "penstock/runtime/records/enum_classes.py",
+    Test("tests/runtime/test_class_evolution.py::test_members_are_those_of_the_same_name"),
+)
+def _members_by_value() -> Any:
+    """Members of Enum classes are saved by their values, as pickle does."""
+    return mock.patch.object(enum_classes, "reduced", lambda member: member.__reduce_ex__(5))
+
+
+@planted_fault(
+    "penstock/runtime/records/remade.py",
+    Test("tests/runtime/test_pickling.py::test_open_files_do_not_travel"),
+)
+def _files_are_copied() -> Any:
+    """An open file travels as a copy of what is in it."""
+    return mock.patch.object(remade, "_stream", return_value=NotImplemented)
 
 
 @planted_fault(

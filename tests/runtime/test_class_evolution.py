@@ -1,4 +1,5 @@
-"""Objects of dataclasses, structs and named tuples that have other fields than when the objects were saved."""
+"""Objects of dataclasses, structs and named tuples that have other fields than when the objects were saved, and members
+of Enum classes that have others."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
+from enum import Enum, Flag, IntEnum, IntFlag
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import pytest
 
 from penstock.runtime.errors import CodecError
-from penstock.runtime.records import class_evolution
+from penstock.runtime.records import class_evolution, enum_classes
 from penstock.runtime.records.class_evolution import differs, layout, stand_in, without_fields
 from penstock.runtime.records.codec import PICKLE, decode
 
@@ -315,3 +317,37 @@ def test_keys_whose_class_lost_a_field_are_known(kind: str, monkeypatch: pytest.
     for one in (key, key[1], frozenset([key]), holder(key)):
         assert without_fields(one) == (after, ["zone"])
     assert without_fields((1, "a", holder(2))) is None
+
+
+@pytest.mark.parametrize("kind", [Enum, IntEnum, Flag, IntFlag])
+def test_members_are_those_of_the_same_name(kind: Any) -> None:
+    """Pickle would take those of the same value."""
+    before = kind("Kind", {"A": 1, "B": 2, "C": 4})
+    after = kind("Kind", {"B": 1, "C": 2, "NEW": 4, "A": 4})  # A has become an alias
+    for member in before:
+        make, (class_, *named) = enum_classes.reduced(member)
+        assert class_ is before
+        assert make(after, *named) is after[member.name]
+        if member.name != "B":
+            says = (
+                f"^Kind .a class of module .* has no member '{member.name}', .*the class has the members B, X. .*alias"
+            )
+            with pytest.raises(CodecError, match=says):
+                make(kind("Kind", {"B": 1, "X": 2}), *named)
+        with pytest.raises(CodecError, match=r"^Kind .* was an Enum class with the member .*, and is none now"):
+            make(type("Kind", (), {}), *named)
+    if issubclass(kind, Flag):
+        make, (_, *named) = enum_classes.reduced(before.A | before.B)
+        assert make(after, *named) == after.A | after.B
+        make, (_, *named) = enum_classes.reduced(before(0))
+        assert make(after, *named) == after(0)
+
+
+def test_members_that_pickle_themselves_are_left_alone() -> None:
+    class Own(Enum):
+        A = 1
+
+        def __reduce_ex__(self, _: Any) -> Any:
+            return getattr, (type(self), self.name)
+
+    assert enum_classes.reduced(Own.A) is NotImplemented

@@ -123,14 +123,19 @@ def _make(
 
 
 def _member(class_: Any, name: str) -> Any:
-    found = class_.__members__.get(name) if is_enum(class_) else None
-    if found is None:
-        members = ", ".join(class_.__members__) if is_enum(class_) else ""
-        now = f"has the members {members}" if is_enum(class_) else "is no Enum class"
+    if not is_enum(class_):
         raise CodecError(
-            f"{called_class(class_)} has no member {name!r}, which an earlier program has saved; the class {now}. "
-            "Members are saved by name. Keep the member; if another one takes its place, let the old name be an alias "
-            f"of that one ({name} = its value, after it); or start the job without the savepoint"
+            f"{called_class(class_)} was an Enum class with the member {name!r}, which an earlier program has saved, "
+            f"and is none now. Keep the Enum class {class_.__qualname__} and give the new class another name, or start "
+            "the job without the savepoint"
+        )
+    found = class_.__members__.get(name)
+    if found is None:
+        raise CodecError(
+            f"{called_class(class_)} has no member {name!r}, which an earlier program has saved; the class has the "
+            f"members {', '.join(class_.__members__)}. Members are saved by name. Keep the member; if another one "
+            f"takes its place, let the old name be an alias of that one ({name} = its value, after it); or start the "
+            "job without the savepoint"
         )
     return found
 
