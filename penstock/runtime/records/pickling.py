@@ -35,6 +35,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from enum import EnumMeta
 from itertools import count
 from types import FunctionType, ModuleType
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -234,7 +235,7 @@ class _Plain(pickle.Pickler):
         if isinstance(obj, type):
             if _here is not None and (found := _here.reference(obj)) is not None:
                 return _find, found
-        elif type(type(obj)) is not type and is_enum(type(obj)):
+        elif isinstance(type(obj), EnumMeta):  # this is called for each object
             return _member(obj, _here)
         return NotImplemented
 
