@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.runtime import standard_streams
+from penstock.runtime.errors import describe
 from penstock.runtime.host.control import ControlClient, End
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.worker_process import Outcome, WorkerOptions, WorkerProcess
 from penstock.runtime.records.pickling import dumps, loads
-from penstock.runtime.records.userfunc import describe
 from penstock.runtime.transport.handshake import receive_frame, send_frame
 
 #: The node of all processes of a local job, as the status shows it.

@@ -317,3 +317,21 @@ def shorten(value: object, limit: int = 200) -> str:
     if len(text) <= limit:
         return text
     return f"{text[: limit - 30]}... ({len(text):,} characters)"
+
+
+# Of an error's own message, so many characters are told. Dead letters keep it, and so does the job's end.
+_MESSAGE_MAX = 5_000
+
+
+def describe(error: BaseException) -> str:
+    """Returns an error's type and message, which is cut if it is very long. Raises nothing but Ctrl-C, whatever the
+    error's own __str__ does."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({'' if error.code is None else shorten(error.code)})"
+    try:
+        text = f"{type(error).__name__}: {error}"
+        return text if len(text) <= _MESSAGE_MAX else f"{text[:_MESSAGE_MAX]}... ({len(text):,} characters)"
+    except BaseException as another:  # a __str__ may call sys.exit() too
+        if is_interrupt(another):
+            raise
+        return f"{type(error).__name__} (its text cannot be shown: its __str__ raises {type(another).__name__})"

@@ -21,7 +21,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from penstock.runtime.errors import FlowError, shorten
+from penstock.runtime.errors import FlowError, describe, shorten
 from penstock.runtime.mistakes import called, refusing
 from penstock.runtime.operators.aggregated import Aggregated
 from penstock.runtime.operators.ends import Write
@@ -30,7 +30,7 @@ from penstock.runtime.operators.windowing import WindowAggregated
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.program.graph import Edge
 from penstock.runtime.records.pickling import copied
-from penstock.runtime.records.userfunc import check_picklable, describe
+from penstock.runtime.records.userfunc import check_picklable
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.testing import Course, Pause, simulate

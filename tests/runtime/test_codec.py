@@ -325,7 +325,7 @@ class Leaving:
             Refused(404, "gone"),
             r"TypeError: .*record: an object of Refused .*test_codec\) cannot be made again from \('404 gone',\)",
         ),
-        (Leaving(), r"SystemExit: enough\. .*an object of leave .* cannot be made again from \(\)"),
+        (Leaving(), r"called sys\.exit\('enough'\)\. .*an object of leave .* cannot be made again from \(\)"),
         ({"deep": [Moody()]}, r"ValueError: not today\. .*an object of Moody .* cannot be made again from \{'a': 1\}"),
     ],
 )

@@ -4,6 +4,7 @@ operator, which record and which line; all other records count as if the bad one
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import sys
@@ -301,3 +302,109 @@ def test_a_result_of_a_running_aggregate_that_fails_obeys_on_error(how: str, emi
     found = run("dead_letter")
     assert sorted(found["out"]) == right
     assert [letter.record[0] for letter in found["letters"]] == [1]
+
+
+# --- errors of which nothing can be shown -----------------------------------------------------------------------------
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+class NoTextAtAll(BaseException):
+    __str__ = __repr__ = NoText.__str__
+
+
+class NoTimeout(TimeoutError):
+    __str__ = __repr__ = NoText.__str__
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "no text": NoText,
+    "no text of a timeout": NoTimeout,
+    "no Exception": NoTextAtAll,
+    "exit": lambda: SystemExit(NoText()),
+    "end of a generator": GeneratorExit,
+    "end of an iteration": StopIteration,
+    "cancelled": asyncio.CancelledError,
+}
+
+
+def raising(how: str) -> Callable[[int], int]:
+    def fail_for_two(n: int) -> int:
+        if n == 2:
+            raise RAISED[how]()
+        return n
+
+    return fail_for_two
+
+
+def raising_async(how: str) -> Callable[[int], Any]:
+    async def fail_for_two(n: int) -> int:
+        return raising(how)(n)
+
+    return fail_for_two
+
+
+class CannotTravel:
+    """A record that cannot be pickled, and the error says nothing."""
+
+    def __reduce__(self) -> Any:
+        raise NoText
+
+
+FAILING: dict[str, Callable[[ps.Stream[int], str, dict[str, Any]], ps.Stream[Any]]] = {
+    "map": lambda s, how, o: s.map(raising(how), **o),
+    "filter": lambda s, how, o: s.filter(lambda n: raising(how)(n) > 0, **o),
+    "flat_map": lambda s, how, o: s.flat_map(lambda n: [raising(how)(n)], **o),
+    "flat_map of a generator": lambda s, how, o: s.flat_map(lambda n: (raising(how)(i) for i in [n]), **o),
+    "map_batches": lambda s, how, o: s.map_batches(lambda some: [raising(how)(n) for n in some], batch_size=1, **o),
+    "key_by": lambda s, how, o: s.key_by(raising(how)).count(emit="final", **o),
+    "process": lambda s, how, o: s.key_by(lambda n: 0).process(lambda ctx, key, n: [raising(how)(n)], **o),
+    "sum": lambda s, how, o: s.key_by(lambda n: n).sum(raising(how), emit="final", **o),
+    "window": lambda s, how, o: (
+        s.key_by(lambda n: n)
+        .window(ps.GlobalWindow())
+        .process(lambda ctx, key, window, some: [raising(how)(some[0])], **o)
+    ),
+    "map_async in threads": lambda s, how, o: s.map_async(raising(how), **o),
+    "map_async of coroutines": lambda s, how, o: s.map_async(raising_async(how), **o),
+    "map_async again": lambda s, how, o: s.map_async(raising_async(how), retries=1, timeout_s=60, **o),
+}
+
+
+@pytest.mark.parametrize("how", RAISED)
+@pytest.mark.parametrize("name", FAILING)
+def test_an_error_of_any_kind_obeys_on_error(name: str, how: str) -> None:
+    def run(on_error: OnError) -> dict[str, list[Any]]:
+        flow = ps.Flow("raises", parallelism=1)
+        stream = FAILING[name](flow.read(ps.sources.Memory([1, 2, 3])), how, {"on_error": on_error, "name": "tested"})
+        stream.map(lambda one: one[0] if isinstance(one, tuple) else one).write(ps.sinks.Collect(), name="out")
+        if on_error == "dead_letter":
+            stream.dead_letters().write(ps.sinks.Collect(), name="letters")
+        return ps.testing.run(flow)
+
+    assert sorted(run("skip")["out"]) == [1, 3]
+    found = run("dead_letter")
+    assert sorted(found["out"]) == [1, 3]
+    assert len(found["letters"]) == 1
+    with pytest.raises(RecordError, match="operator 'tested' failed") as caught:
+        run("fail")
+    for told in (str(caught.value), found["letters"][0].error):
+        assert ("its text cannot be shown" in told) == how.startswith("no")
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_a_record_that_cannot_travel_and_whose_error_says_nothing_obeys_on_error(on_error: OnError) -> None:
+    flow = ps.Flow("travels", parallelism=2)
+    numbers = flow.read(ps.sources.Memory([1, 2, 3]), parallelism=1)
+    made = numbers.map(lambda n: CannotTravel() if n == 2 else n, name="made", parallelism=1)
+    made.rebalance().map(lambda n: n, name="got", on_error=on_error).write(ps.sinks.Collect(), name="out")
+    if on_error == "skip":
+        assert sorted(ps.testing.run(flow, parallelism=2)["out"]) == [1, 3]
+        return
+    with pytest.raises(RecordError, match=r"'got' failed.*NoText \(its text cannot be shown"):
+        ps.testing.run(flow, parallelism=2)

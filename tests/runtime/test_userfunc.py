@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.errors import FlowError, RecordError, shorten
+from penstock.runtime.errors import FlowError, RecordError, describe, shorten
 from penstock.runtime.records.userfunc import (
     POLICIES,
     DeadLetter,
@@ -23,7 +23,6 @@ from penstock.runtime.records.userfunc import (
     apply,
     check_function,
     consume,
-    describe,
     returns_nothing,
     select,
     user_line,
@@ -238,11 +237,13 @@ def test_what_cannot_be_shown_fails_as_any_other_record(raises: BaseException | 
     assert apply(partial(map, fail), [hidden, SystemExit(hidden)], errors) == []
     letters = errors.dead_letters or []
     assert [letter.error for letter in letters] == [
-        "Hidden (whose __str__ raises)",
+        f"Hidden (its text cannot be shown: its __str__ raises {type(raises or TypeError()).__name__})",
         f"called sys.exit(<Hidden whose repr raises {type(raises or TypeError()).__name__}>)",
     ]
     assert "whose repr raises" in letters[0].shortened().record
-    with pytest.raises(RecordError, match=r"operator 'op' failed: Hidden \(whose __str__ raises\)"):
+    with pytest.raises(
+        RecordError, match=r"operator 'op' failed: Hidden \(its text cannot be shown: its __str__ raises "
+    ):
         apply(partial(map, fail), [hidden], handler("fail"))
 
 

@@ -17,9 +17,8 @@ from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.restore import read_changed, read_same
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, StoreError
+from penstock.runtime.errors import FlowError, StoreError, describe
 from penstock.runtime.program.plan import TaskId
-from penstock.runtime.records.userfunc import describe
 from penstock.runtime.transport.base import Buffer
 from penstock.runtime.worker.run_loop import RunLoop, Saved
 from penstock.runtime.worker.task import Snapshot

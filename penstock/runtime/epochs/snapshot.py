@@ -36,6 +36,7 @@ from penstock.runtime.errors import (
     RecordError,
     SnapshotDamaged,
     StoreError,
+    describe,
     shorten,
 )
 from penstock.runtime.records.codec import (
@@ -52,7 +53,6 @@ from penstock.runtime.records.codec import (
 )
 from penstock.runtime.records.key_groups import partition
 from penstock.runtime.records.pickling import dumps
-from penstock.runtime.records.userfunc import describe
 from penstock.runtime.state.aggregate import merge_of
 from penstock.runtime.state.keyed import (
     NESTED,

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from penstock.runtime.errors import JobError, ProgramNotLoaded
+from penstock.runtime.errors import JobError, ProgramNotLoaded, describe
 from penstock.runtime.host.collected import Encoded
 from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.host.linger import Driver, Drivers
 from penstock.runtime.host.status import no_status
 from penstock.runtime.records.pickling import join
-from penstock.runtime.records.userfunc import describe, user_line
+from penstock.runtime.records.userfunc import user_line
 
 _HANG_TIMEOUT_S = 60.0  # the job's own is among what cannot be loaded
 

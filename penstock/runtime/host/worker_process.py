@@ -25,7 +25,7 @@ from typing import Any
 from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTasks, RemoveTasks, SaveWholeState
 from penstock.runtime.epochs.participant import Participant
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import ProgramNotLoaded, RecordError
+from penstock.runtime.errors import ProgramNotLoaded, RecordError, describe
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
 from penstock.runtime.host.control import ControlServer
 from penstock.runtime.host.hangs import Process, watch_master
@@ -444,7 +444,7 @@ class WorkerProcess:
         if isinstance(error, MessagesLost | ProgramNotLoaded):
             return Outcome(self._index, str(error))
         text = "".join(traceback.format_exception(error))
-        return Outcome(self._index, f"worker {self._index} failed: {type(error).__name__}: {error}\n{text}")
+        return Outcome(self._index, f"worker {self._index} failed: {describe(error)}\n{text}")
 
 
 def _keep_all() -> None:

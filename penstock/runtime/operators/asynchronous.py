@@ -40,7 +40,7 @@ from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
-from penstock.runtime.errors import CodecError, FlowError, PenstockError
+from penstock.runtime.errors import CodecError, FlowError, PenstockError, describe
 from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
@@ -870,7 +870,7 @@ class _Calls(Pending):
         before = errors.step, errors.remedy
         if call.tries > 1:
             errors.step += f" in {call.tries} tries"
-        if str(call.error).startswith(_TOO_LATE):
+        if describe(call.error).startswith(f"{TimeoutError.__name__}: {_TOO_LATE}"):
             errors.remedy = errors.remedy or _REMEDY
         try:
             errors.handle(call.record, call.error)

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from penstock.runtime._native import pack, pack_frames, pack_part, pack_value_frames
-from penstock.runtime.errors import CodecError, is_interrupt, shorten
+from penstock.runtime.errors import CodecError, describe, is_interrupt, shorten
 from penstock.runtime.records.pickling import dumps, loads, unreadable_part
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -147,7 +147,7 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
             raise
         if code == PICKLE:
             raise _unreadable("entries of a map", payload, error, saved=True) from error
-        raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {error}") from error
+        raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {describe(error)}") from error
     if len(found) != len(keys):
         raise KeysNowEqual(keys)
     return found
@@ -168,7 +168,7 @@ def decode(code: int, payload: Buffer, *, saved: bool = False) -> list[Any]:
         if code == PICKLE:
             raise _unreadable("records", payload, error, saved) from error
         size = memoryview(payload).nbytes
-        raise CodecError(f"received {size} bytes that are no list of code {code}: {error}") from error
+        raise CodecError(f"received {size} bytes that are no list of code {code}: {describe(error)}") from error
 
 
 def decode_value(payload: Buffer) -> Any:
@@ -185,7 +185,7 @@ def decode_value(payload: Buffer) -> Any:
 
 
 def _unreadable(what: str, payload: Buffer, error: BaseException, saved: bool) -> CodecError:
-    what = f"{what} cannot be unpickled here: {type(error).__name__}: {error}."
+    what = f"{what} cannot be unpickled here: {describe(error)}."
     part = unreadable_part(payload)
     if part and saved:
         return CodecError(
@@ -222,8 +222,8 @@ def _unsendable(records: list[Any], cause: Exception) -> CodecError:
         except Exception as error:  # as in `encode`
             raise CodecError(
                 f"record {index} of {len(records)}, of type {type(record).__qualname__}, cannot be sent to "
-                f"another task: {type(error).__name__}: {error}. Emit plain data in its stead (numbers, "
+                f"another task: {describe(error)}. Emit plain data in its stead (numbers, "
                 "text, tuples, dicts, dataclasses), or give its class a __reduce__ method. "
                 f"The record: {shorten(record)}"
             ) from error
-    raise CodecError(f"a list of {len(records)} records cannot be encoded: {cause}") from cause
+    raise CodecError(f"a list of {len(records)} records cannot be encoded: {describe(cause)}") from cause

@@ -27,7 +27,7 @@ from operator import length_hint
 from types import CodeType, FrameType
 from typing import Any, Literal
 
-from penstock.runtime.errors import FlowError, RecordError, is_interrupt, shorten
+from penstock.runtime.errors import FlowError, RecordError, describe, is_interrupt, shorten
 from penstock.runtime.mistakes import called, nearest
 from penstock.runtime.records.pickle_errors import culprit
 from penstock.runtime.records.pickling import copied, dumps
@@ -266,24 +266,6 @@ def is_of_place(error: BaseException) -> bool:
             return False
         found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
     return False
-
-
-# Of an error's own message, so many characters are told. Dead letters keep it, and so does the job's end.
-_MESSAGE_MAX = 5_000
-
-
-def describe(error: BaseException) -> str:
-    """Returns an error's type and message, which is cut if it is very long. Raises nothing but Ctrl-C, whatever the
-    error's own __str__ does."""
-    if isinstance(error, SystemExit):
-        return f"called sys.exit({'' if error.code is None else shorten(error.code)})"
-    try:
-        text = f"{type(error).__name__}: {error}"
-        return text if len(text) <= _MESSAGE_MAX else f"{text[:_MESSAGE_MAX]}... ({len(text):,} characters)"
-    except BaseException as another:  # a __str__ may call sys.exit() too
-        if is_interrupt(another):
-            raise
-        return f"{type(error).__name__} (whose __str__ raises)"
 
 
 def _is_ours(filename: str) -> bool:
@@ -566,7 +548,7 @@ def check_picklable(value: Any, what: str) -> None:
         raise FlowError(
             f"{what}: {shorten(value)}{place} cannot be pickled, so it cannot travel to a worker"
             + (f": {part}" if part else "")
-            + f" ({type(error).__name__}: {error}). Make what cannot travel (locks, files, connections, sessions, "
+            + f" ({describe(error)}). Make what cannot travel (locks, files, connections, sessions, "
             "context variables) inside the function, in open() of a ProcessFunction or of an object that is called "
             "like a function, or in another module, where the function finds it as module.name"
         ) from error

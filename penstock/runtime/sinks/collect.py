@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from penstock.runtime.errors import CodecError, FlowError, PenstockError
+from penstock.runtime.errors import CodecError, FlowError, PenstockError, describe
 from penstock.runtime.records.codec import encode
-from penstock.runtime.records.userfunc import DeadLetter, describe
+from penstock.runtime.records.userfunc import DeadLetter
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.units import is_whole
 

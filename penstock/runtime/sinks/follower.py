@@ -22,8 +22,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 
-from penstock.runtime.errors import JobError, PenstockError
-from penstock.runtime.records.userfunc import describe, user_line
+from penstock.runtime.errors import JobError, PenstockError, describe
+from penstock.runtime.records.userfunc import user_line
 from penstock.runtime.sinks.base import RunningJob
 from penstock.runtime.sinks.parts import PartNames
 from penstock.runtime.units import renamed, seconds

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.runtime.calls import Calls
-from penstock.runtime.errors import CodecError, PenstockError
+from penstock.runtime.errors import CodecError, PenstockError, describe
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
 from penstock.runtime.exchange.channel import Arrival, InChannel, OutOfStep, Turn
 from penstock.runtime.exchange.message import (
@@ -43,7 +43,6 @@ from penstock.runtime.exchange.message import (
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.records.batch import Batch
-from penstock.runtime.records.userfunc import describe
 from penstock.runtime.relaying.wire import FIRST_RELAY
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
