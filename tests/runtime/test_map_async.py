@@ -168,7 +168,7 @@ def run(build_stream: Callable[[Stream], Stream], records: Any) -> list[Any]:
     return life.records
 
 
-KINDS = ("coroutine", "blocking")
+KINDS = ("coroutine", "blocking", "returned")
 
 
 def called(kind: str, blocking: Callable[[Any], Any], waits_s: Callable[[Any], float] = lambda record: 0.0) -> Any:
@@ -182,7 +182,12 @@ def called(kind: str, blocking: Callable[[Any], Any], waits_s: Callable[[Any], f
         time.sleep(waits_s(record))
         return blocking(record)
 
-    return wait if kind == "coroutine" else block
+    return of_kind(kind, wait, block)
+
+
+def of_kind(kind: str, coroutine: Callable[[Any], Any], blocking: Callable[[Any], Any]) -> Any:
+    """The function of a kind. "returned": one that is not written with `async def`, and returns a coroutine."""
+    return {"coroutine": coroutine, "blocking": blocking, "returned": lambda record: coroutine(record)}[kind]  # noqa: PLW0108
 
 
 # --- results -------------------------------------------------------------------------------------------------------
@@ -215,7 +220,7 @@ def test_without_an_order_results_leave_when_they_are_ready(kind: str) -> None:
             slow.wait()
         return work(n)
 
-    fn = wait if kind == "coroutine" else block
+    fn = of_kind(kind, wait, block)
     out = run(lambda s: s.map_async(fn, concurrency=4, ordered=False), range(20))
     assert sorted(out) == list(range(20))
     assert out[-1] == 0
@@ -265,7 +270,7 @@ def test_no_more_calls_than_allowed_are_under_way(kind: str, ordered: bool) -> N
         count(-1)
         return n
 
-    fn = wait if kind == "coroutine" else block
+    fn = of_kind(kind, wait, block)
     assert sorted(run(lambda s: s.map_async(fn, concurrency=7, ordered=ordered), range(300))) == list(range(300))
     assert most == 7
 
@@ -372,16 +377,45 @@ def test_a_call_that_takes_too_long_has_failed(kind: str) -> None:
             ended.wait()
         return n
 
-    fn = wait if kind == "coroutine" else block
+    fn = of_kind(kind, wait, block)
     try:
         assert run(lambda s: s.map_async(fn, timeout_s=0.03, on_error="skip"), [0, 1, 0, 1, 0]) == [0, 0, 0]
-        assert len(cancelled) == (2 if kind == "coroutine" else 0)
+        assert len(cancelled) == (0 if kind == "blocking" else 2)
         with pytest.raises(RecordError, match=r"TimeoutError: the call has not ended within timeout_s=0\.03") as caught:
             run(lambda s: s.map_async(fn, timeout_s=0.03), [1])
         assert "raise timeout_s" in str(caught.value)
         assert (caught.value.location or "").startswith(__file__), "the line at which the call was"
     finally:
         ended.set()
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "returned"])
+@pytest.mark.parametrize("over", [False, True])
+def test_a_timeout_says_when_a_coroutine_has_held_up_the_others(kind: str, over: bool) -> None:
+    blocks_s = 0.4 if over else 1.0  # it has ended before the time of the others is over, or it has not
+
+    async def fn(n: int) -> int:
+        if n == 3:
+            await asyncio.sleep(0.05)
+            time.sleep(blocks_s)
+        await asyncio.sleep(100)
+        return n
+
+    def letters(fn: Any) -> list[str]:
+        flow = Flow("f", parallelism=1)
+        stream = flow.read(Memory(range(4))).map_async(fn, timeout_s=0.5, on_error="dead_letter")
+        stream.write(Collect(), name="out")
+        stream.dead_letters().write(Collect(), name="letters")
+        return [letter.error for letter in testing.run(flow, batch_size=4)["letters"]]
+
+    told = letters(of_kind(kind, fn, int))
+    assert len(told) == 4
+    assert all("TimeoutError: the call has not ended within timeout_s=0.5. Meanwhile the" in each for each in told)
+    assert all("stood still for 0." in each and "await asyncio.to_thread(" in each for each in told)
+    assert (
+        letters(of_kind(kind, lambda n: asyncio.sleep(100), int))
+        == ["TimeoutError: the call has not ended within timeout_s=0.5"] * 4
+    )
 
 
 class Late:
@@ -417,7 +451,7 @@ class Late:
             self._count(-1)
             return n
 
-        return go_on if kind == "coroutine" else block
+        return of_kind(kind, go_on, block)
 
     def end(self) -> None:
         for each in self.let_go:
@@ -445,6 +479,23 @@ def test_calls_that_never_end_take_no_other_places_than_their_own(kind: str, cap
         late.end()
 
 
+def test_calls_that_keep_their_threads_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    late = Late(5)
+    fn = late.function("blocking")
+    try:
+        build = lambda s: s.map_async(fn, concurrency=3, timeout_s=0.05, on_error="skip", name="calls")
+        assert run(build, range(6)) == [5]
+    finally:
+        late.end()
+    told = [record.getMessage() for record in caplog.records if "in time" in record.getMessage()]
+    assert [said.partition(" in time")[0] for said in told] == [
+        f"operator 'calls', task 0: {calls} not ended" for calls in ("1 call has", "2 calls have", "4 calls have")
+    ]
+    assert "and 4 of them are still under way" in told[-1]
+    assert "Give what the function waits for a timeout of its own" in told[-1]
+    assert "5 calls had not ended when the task did, and are left to themselves" in caplog.text
+
+
 def test_a_function_that_never_returns_does_not_use_up_the_threads() -> None:
     never = Event()
 
@@ -462,12 +513,13 @@ def test_a_function_that_never_returns_does_not_use_up_the_threads() -> None:
         never.set()
 
 
+@pytest.mark.parametrize("kind", ["coroutine", "returned"])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_coroutine_whose_time_is_over_has_failed_at_once_and_keeps_its_place_until_it_has_ended(
-    ordered: bool, caplog: pytest.LogCaptureFixture
+    ordered: bool, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     late = Late(5)
-    fn = late.function("coroutine")
+    fn = late.function(kind)
     life = Life(
         flow_of(
             lambda s: s.map_async(
@@ -483,17 +535,17 @@ def test_a_coroutine_whose_time_is_over_has_failed_at_once_and_keeps_its_place_u
     try:
         until(lambda: stage.errors.skipped >= 3, "the first calls have failed")
         until(lambda: "no call can begin" in caplog.text or len(late.begun) > 3, "a warning, or one call too many")
-        assert (late.begun, late.under_way) == ([0, 1, 2], 3)
+        assert (sorted(late.begun), late.under_way) == ([0, 1, 2], 3)
         late.let_go[1].set()
         until(lambda: stage.errors.skipped == 4, "the next call has begun, and has failed")
-        assert (late.begun, late.under_way) == ([0, 1, 2, 3], 3)
+        assert (sorted(late.begun), late.under_way) == ([0, 1, 2, 3], 3)
         late.end()
         loop.join(30)
         assert not loop.is_alive()
         assert sorted(life.records)[-15:] == list(range(5, 20))
         assert late.most == 3
         (said,) = [record.getMessage() for record in caplog.records if "no call can begin" in record.getMessage()]
-        assert "operator 'calls'" in said
+        assert "operator 'calls', task 0: " in said
         assert "(concurrency=3)" in said
         assert "(timeout_s=0.1)" in said
         assert "it must not catch asyncio.CancelledError" in said
@@ -503,9 +555,10 @@ def test_a_coroutine_whose_time_is_over_has_failed_at_once_and_keeps_its_place_u
         loop.join(30)
 
 
-def test_a_coroutine_is_called_again_only_when_it_has_a_place(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", ["coroutine", "returned"])
+def test_a_coroutine_is_called_again_only_when_it_has_a_place(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     late = Late(1)
-    fn = late.function("coroutine")
+    fn = late.function(kind)
     life = Life(
         flow_of(lambda s: s.map_async(fn, concurrency=1, timeout_s=0.1, retries=1, retry_wait_s=0.001), [0, 1]).plan(1),
         epochs=False,
@@ -625,7 +678,7 @@ def test_failed_calls_are_made_again(kind: str, how: str) -> None:
             await asyncio.sleep(100)
         return n
 
-    fn = wait if kind == "coroutine" else work
+    fn = of_kind(kind, wait, work)
     options: dict[str, Any] = {} if how == "fails" else {"timeout_s": 0.3}
     try:
         out = run(
@@ -794,12 +847,103 @@ def test_functions_that_have_no_one_result_are_refused() -> None:
             stream.map_async(work, **wrong)  # type: ignore[arg-type]
 
 
-def test_a_function_that_returns_a_coroutine_says_what_to_do() -> None:
-    async def work(n: int) -> int:
-        return n
+class Later:
+    """Something that can be awaited, and is no coroutine."""
 
-    with pytest.raises(RecordError, match=r"returned a coroutine, .*give map_async the async function itself"):
-        run(lambda s: s.map_async(lambda n: work(n + 0)), [1])
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __await__(self) -> Any:
+        yield from asyncio.sleep(0.001).__await__()
+        return self.n
+
+
+async def in_a_moment(n: int, more: int = 0) -> int:
+    await asyncio.sleep(0.001)
+    return n + more
+
+
+class Client:
+    """An object whose calls return coroutines, and are none."""
+
+    def __call__(self, n: int) -> Any:
+        return in_a_moment(n)
+
+    async def get(self, n: int) -> int:
+        return await in_a_moment(n)
+
+
+class AsyncClient:
+    async def __call__(self, n: int) -> int:
+        return await in_a_moment(n)
+
+
+@functools.wraps(in_a_moment)
+def decorated(n: int) -> Any:
+    return in_a_moment(n)
+
+
+async def forgetful(n: int) -> Any:
+    return in_a_moment(n)  # without `await`
+
+
+WAYS: dict[str, Any] = {
+    "lambda": lambda n: in_a_moment(n + 0),
+    "partial": functools.partial(in_a_moment, more=0),
+    "partial of a plain function": functools.partial(lambda n, more: in_a_moment(n - more, more), more=3),
+    "decorated": decorated,
+    "object": Client(),
+    "object of coroutines": AsyncClient(),
+    "method": Client().get,
+    "class": Client,
+    "class of coroutines": AsyncClient,
+    "awaitable": Later,
+    "coroutine of a coroutine": forgetful,
+    "lambda of that": lambda n: forgetful(n + 0),
+    "only some": lambda n: in_a_moment(n) if n % 3 else n,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_can_be_awaited_is_awaited(way: str) -> None:
+    fn = WAYS[way]
+    if way == "awaitable":
+        fn = functools.partial(Later)
+    assert run(lambda s: s.map_async(fn, concurrency=5), range(20)) == list(range(20))
+    assert run(lambda s: s.map_async(fn, timeout_s=60, ordered=False), [7]) == [7]
+    flow = Flow("f", parallelism=1)
+    flow.read(Memory(range(6))).map_async(fn).write(Collect(), name="out")
+    assert testing.run(flow, fail_at=3)["out"] == list(range(6))
+
+
+def test_a_returned_coroutine_that_fails_obeys_on_error() -> None:
+    async def fail(n: int) -> int:
+        return 6 // n
+
+    fn = of_kind("returned", fail, int)
+    assert run(lambda s: s.map_async(fn, on_error="skip"), [0, 1, 0, 2]) == [6, 3]
+    with pytest.raises(RecordError, match="ZeroDivisionError") as caught:
+        run(lambda s: s.map_async(fn), [1, 0])
+    assert (caught.value.location or "").startswith(__file__)
+
+
+def test_a_late_coroutine_that_was_returned_keeps_its_thread_and_others_get_theirs() -> None:
+    late = Late(1)
+    fn = late.function("returned")
+    calls = ThreadCaller(OwnFunction(fn), "calls", lambda: None)
+    try:
+        first, second = (Attempt(None, n) for n in (0, 1))  # type: ignore[arg-type]
+        calls.begin([first])
+        until(lambda: late.begun == [0], "the first call has begun")
+        assert calls.abandon(first)
+        calls.begin([second])
+        until(lambda: calls.answered == 1, "the second call has an answer")
+        assert calls.late == 1
+        late.end()
+        until(lambda: calls.late == 0, "the first call has ended")
+    finally:
+        late.end()
+        calls.close()
 
 
 # --- opening, closing, idling --------------------------------------------------------------------------------------
@@ -895,8 +1039,9 @@ def test_a_stage_that_was_never_opened_can_be_closed() -> None:
     operator.stage(StageContext(operator)).close(True)
 
 
+@pytest.mark.parametrize("returned", [False, True])
 @pytest.mark.parametrize("how", ["coroutine", "stubborn", "blocked", "thread"])
-def test_closing_does_not_wait_for_calls_that_hang(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_does_not_wait_for_calls_that_hang(how: str, returned: bool, caplog: pytest.LogCaptureFixture) -> None:
     began, over = Event(), Event()
 
     async def hang(n: int) -> int:
@@ -915,7 +1060,8 @@ def test_closing_does_not_wait_for_calls_that_hang(how: str, caplog: pytest.LogC
         over.wait()
         return n
 
-    life = Life(flow_of(lambda s: s.map_async(block if how == "thread" else hang), [1]).plan(1), epochs=False)
+    fn = block if how == "thread" else of_kind("returned", hang, block) if returned else hang
+    life = Life(flow_of(lambda s: s.map_async(fn), [1]).plan(1), epochs=False)
     loop = threading.Thread(target=life.loop.run)
     loop.start()
     try:
@@ -925,11 +1071,16 @@ def test_closing_does_not_wait_for_calls_that_hang(how: str, caplog: pytest.LogC
         loop.join(10)
         assert time.monotonic() - at < 4
         assert ("holds up its asyncio loop" in caplog.text) == (how == "blocked")
+        told = "operator 'map_async', task 0: 1 call had not ended when the task did, and is left to itself"
+        assert (told in caplog.text) == (how in ("stubborn", "thread"))
+        assert ("must not catch asyncio.CancelledError" in caplog.text) == (how == "stubborn")
+        assert ("Give what the function waits for a timeout" in caplog.text) == (how == "thread")
     finally:
         over.set()
         for thread in threading.enumerate():
             if thread.name == "map_async calls":
                 thread.join(10)
+                assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -1258,10 +1409,13 @@ def test_record_by_record_each_call_is_noted_while_nothing_else_is_under_way(
     assert life.stage().errors.skipped == 1
 
 
+@pytest.mark.parametrize("kind", ["coroutine", "returned"])
 @pytest.mark.parametrize("retries", [0, 2])
-def test_record_by_record_a_late_call_keeps_its_place_too(retries: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_record_by_record_a_late_call_keeps_its_place_too(
+    retries: int, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     late = Late(1)
-    fn = late.function("coroutine")
+    fn = late.function(kind)
     life = Life(
         flow_of(
             lambda s: s.map_async(fn, concurrency=1, timeout_s=0.1, retries=retries, on_error="skip"), range(5)

@@ -1,8 +1,9 @@
 """The operator `map_async`: a call of the user's function for each record, many of them under way at a time.
 
 The function mostly waits for others: a database, a service. A coroutine function runs on one asyncio loop in one thread
-for each task; any other function in threads of the task. `Caller` is what both have in common. The task's own thread
-never waits for a call: it begins calls for the records that it gets, is woken once for many answers, and takes them.
+for each task; any other function in threads of the task, and if it returns a coroutine, or anything else that can be
+awaited, that is awaited on such a loop. `Caller` is what both have in common. The task's own thread never waits for a
+call: it begins calls for the records that it gets, is woken once for many answers, and takes them.
 
 What happens at a barrier: the snapshot contains the records whose results have not left the stage, and the calls are
 made again after a restore. A call may thus be made twice, but its result leaves once. The records are saved as they
@@ -31,8 +32,6 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as WaitEnded
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from inspect import isawaitable
@@ -40,11 +39,12 @@ from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
-from penstock.runtime.errors import CodecError, FlowError, PenstockError, describe
+from penstock.runtime.errors import CodecError, FlowError, describe
 from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Pending, Stage, StageContext
+from penstock.runtime.operators.call_loop import END_S, CallLoop
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.records.codec import decode, encode
 from penstock.runtime.records.userfunc import (
@@ -62,12 +62,16 @@ logger = logging.getLogger(__name__)
 
 _TOO_LATE = "the call has not ended within timeout_s="
 
-# At the end, calls that are still under way get so many seconds to end. Then they are left to themselves.
-_END_S = 0.5
+# When the loop has stood still for this part of a call's time, the error of the call says so.
+_STILL_TOLD = 0.25
 
 # When late calls have had all places for so long, a warning says so. A coroutine that ends when it is cancelled is late
 # for less, unless it takes its time to clean up.
 _FULL_NS = 1_000_000_000
+
+_END_WHEN_CANCELLED = "Let the function end when it is cancelled: it must not catch asyncio.CancelledError and go on"
+_AWAIT = "Await what takes long, or call it in a thread: await asyncio.to_thread(function, ...)"
+_RETURN_BY_ITSELF = "Give what the function waits for a timeout of its own, below timeout_s, so that it returns"
 
 _REMEDY = (
     "to let calls take longer, raise timeout_s (None: no limit); to try again, raise retries; to continue after such "
@@ -79,7 +83,7 @@ class Attempt:
     """One call of the function for a record. `over`: it has an answer, or nobody waits for one. `late`: it was given
     up, and has not ended."""
 
-    __slots__ = ("call", "error", "late", "over", "place", "record", "value")
+    __slots__ = ("awaited", "call", "error", "late", "over", "place", "record", "value")
 
     def __init__(self, call: _Call, record: Any) -> None:
         self.call = call
@@ -89,6 +93,7 @@ class Attempt:
         self.value: Any = None
         self.error: BaseException | None = None
         self.place: Any = None  # the thread or the asyncio task that it runs in
+        self.awaited = False  # whether its function has returned in its thread, and what it returned is awaited
 
 
 class Caller(ABC):
@@ -98,6 +103,8 @@ class Caller(ABC):
     def __init__(self, function: OwnFunction, name: str, wake: Callable[[], None]) -> None:
         self.running = 0  # the number of attempts that have begun, and whose answers were not taken
         self.late = 0  # the number of calls that were given up and have not ended; each keeps its place
+        self.task = 0  # the index of the task
+        self.timeout_s: float | None = None  # of each call
         self._function = function
         self._name = name
         self._wake = wake
@@ -106,13 +113,16 @@ class Caller(ABC):
         self._freed = threading.Condition(self._lock)  # notified when a late call has ended
         self._told = False  # whether the task's thread was woken for answers that it has not taken yet
         self._closed = False
+        self._loop: CallLoop | None = None
         self._process = os.getpid()
 
     def open(self) -> None:
         """Opens the function."""
         if isinstance(opened := self._function.open(), Coroutine):
             opened.close()
-            raise TypeError("open() is an async function, and the function itself is none; make open() a plain one too")
+            raise TypeError(
+                "open() is an async function, and the function itself is none; make both plain or both async"
+            )
 
     @abstractmethod
     def begin(self, attempts: list[Attempt]) -> None:
@@ -122,6 +132,54 @@ class Caller(ABC):
     def call(self, record: Any, timeout_s: float | None) -> Any:
         """Makes a call, in this thread if possible, and returns its result. Raises what the function raises, and
         TimeoutError."""
+
+    def _awaited(
+        self,
+        outcome: Coroutine[Any, Any, tuple[Any, BaseException | None]],
+        left_s: float | None,
+        timeout_s: float | None,
+    ) -> Any:
+        """Awaits a call for at most `left_s` seconds of its `timeout_s`, in this thread if possible. Returns its value,
+        or raises its error or TimeoutError."""
+        assert self._loop is not None
+        try:
+            value, error = self._loop.until_done(self._one(outcome, left_s, timeout_s))
+        finally:
+            if self.late:  # it ends only while the loop runs, and perhaps no call follows before it has ended
+                self._loop.run_in_thread()
+        if error is not None:
+            raise error
+        return value
+
+    async def _one(
+        self,
+        outcome: Coroutine[Any, Any, tuple[Any, BaseException | None]],
+        left_s: float | None,
+        timeout_s: float | None,
+    ) -> tuple[Any, BaseException | None]:
+        task = asyncio.ensure_future(outcome)
+        ended, _ = await asyncio.wait({task}, timeout=left_s)
+        if ended:
+            return task.result()
+        task.cancel()
+        ended, _ = await asyncio.wait({task}, timeout=END_S)
+        if not ended:
+            with self._lock:
+                self.late += 1
+            task.add_done_callback(self._record_ended)
+        return None, _timed_out(timeout_s, None)
+
+    def _busy(self) -> bool:
+        return self.running + self.late > 0
+
+    def stood_still(self) -> float:
+        """Returns for how many seconds the loop has stood still while the calls that are too late were under way."""
+        return 0.0 if self._loop is None or self.timeout_s is None else self._loop.stood_still(self.timeout_s)
+
+    def _record_ended(self, _: object) -> None:
+        """Notes the end of a late call that `_one` has made."""
+        with self._lock:
+            self._end_late()
 
     def where(self, attempt: Attempt) -> FrameType | None:
         """Returns the innermost frame of the user's code in which a call is now, as far as is known."""
@@ -175,6 +233,20 @@ class Caller(ABC):
         """Wakes the task's thread."""
         self._wake()
 
+    def _warn_of_calls_left(self, calls: int, remedy: str) -> None:
+        """Says how many calls are still under way when the task has ended."""
+        if calls:
+            has, themselves = ("is", "itself") if calls == 1 else ("are", "themselves")
+            logger.warning(
+                "operator %r, task %d: %s had not ended when the task did, and %s left to %s. %s",
+                self._name,
+                self.task,
+                _calls(calls),
+                has,
+                themselves,
+                remedy,
+            )
+
     @property
     def answered(self) -> int:
         """The number of answers that were not taken."""
@@ -199,7 +271,9 @@ class Caller(ABC):
         self._end_calls()
         if isinstance(closed := self._function.close(), Coroutine):
             closed.close()
-            raise TypeError("close() is an async function, and the function itself is none; make it a plain one too")
+            raise TypeError(
+                "close() is an async function, and the function itself is none; make both plain or both async"
+            )
 
     @abstractmethod
     def _end_calls(self) -> None:
@@ -211,68 +285,36 @@ class LoopCaller(Caller):
 
     def __init__(self, function: OwnFunction, name: str, wake: Callable[[], None]) -> None:
         super().__init__(function, name, wake)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop_loop: Callable[[], None] = lambda: None
-        self._close_loop: Callable[[], None] = lambda: None
-        self._ending = False  # whether the thread's loop is to stop
-        self._told_of_stop = False
-        self._thread: threading.Thread | None = None
         self._begun: deque[list[Attempt]] = deque()
         self._starting = False  # whether the loop was told of what is in `_begun`
-        self._tasks: set[asyncio.Task[None]] = set()  # only the loop's thread uses it
+        self._tasks: set[asyncio.Task[Any]] = set()  # only the loop's thread uses it
 
     def open(self) -> None:
-        loop = self._loop = asyncio.new_event_loop()
-        # The loop is that of all calls, and what stops or closes it is one call's mistake.
-        self._stop_loop, self._close_loop = loop.stop, loop.close
-        loop.stop = self._stop_of_user  # type: ignore[method-assign]
-        loop.close = self._close_of_user  # type: ignore[method-assign]
+        self._loop = CallLoop(self._name)
         # In the loop: what the user opens may belong to the loop that runs then.
-        self._until_done(_awaited(self._function.open))
-
-    def _stop_of_user(self) -> None:
-        """Refuses a coroutine that stops the loop. asyncio itself stops it from a callback, which is no coroutine."""
-        if asyncio.current_task(self._loop) is not None:
-            self._refuse()
-        self._stop_loop()
-
-    def _close_of_user(self) -> None:
-        assert self._loop is not None
-        if self._loop.is_running():
-            self._refuse()
-        self._close_loop()  # it is collected as garbage without having been closed
-
-    def _refuse(self) -> None:
-        raise PenstockError(
-            "the function must not stop or close the asyncio loop that runs its coroutines, because all calls of the "
-            "task need it; to end this call, return or raise an error"
-        )
+        self._loop.until_done(_called(self._function.open))
 
     def begin(self, attempts: list[Attempt]) -> None:
         assert self._loop is not None
-        self._run_in_thread()
         self.running += len(attempts)
         self._begun.append(attempts)
         if not self._starting:
             self._starting = True
-            self._loop.call_soon_threadsafe(self._start)
+            self._loop.call_soon(self._start)
 
     def _start(self) -> None:
         assert self._loop is not None
         self._starting = False  # before the attempts are taken: for what comes now it is called again
+        self._loop.watch(self.timeout_s, self._busy)
         while self._begun:
             for attempt in self._begun.popleft():
                 if not attempt.over:
-                    attempt.place = self._loop.create_task(self._run(attempt))
+                    attempt.place = self._loop.loop.create_task(self._run(attempt))
                     attempt.place.add_done_callback(partial(self._ended, attempt))
                     self._tasks.add(attempt.place)
 
     async def _run(self, attempt: Attempt) -> None:
-        value, error = None, None
-        try:
-            value = await self._function.fn(attempt.record)
-        except BaseException as raised:  # it is the record's failure, whatever it is; or nobody waits for it
-            error = raised
+        value, error = await _outcome(self._function.fn, attempt.record)
         self._tasks.discard(attempt.place)
         self.settle(attempt, value, error)
 
@@ -285,48 +327,17 @@ class LoopCaller(Caller):
     def _tell(self) -> None:
         # At the end of this round of the loop, so that one wake-up is enough for all calls that end in it.
         assert self._loop is not None
-        self._loop.call_soon(self._wake)
+        self._loop.loop.call_soon(self._wake)
 
     def call(self, record: Any, timeout_s: float | None) -> Any:
-        try:
-            return self._until_done(self._one(record, timeout_s))
-        finally:
-            if self.late:  # it ends only while the loop runs, and perhaps no call follows before it has ended
-                self._run_in_thread()
-
-    def _record_ended(self, _: object) -> None:
-        """Notes the end of a late call that `call` has made."""
-        with self._lock:
-            self._end_late()
-
-    async def _one(self, record: Any, timeout_s: float | None) -> Any:
-        task = asyncio.ensure_future(self._function.fn(record))
-        ended, _ = await asyncio.wait({task}, timeout=timeout_s)
-        if not ended:
-            task.cancel()
-            ended, _ = await asyncio.wait({task}, timeout=_END_S)
-            if not ended:
-                with self._lock:
-                    self.late += 1
-                task.add_done_callback(self._record_ended)
-            elif not task.cancelled():
-                task.exception()  # otherwise asyncio says that nobody has asked for it
-            raise _timed_out(timeout_s, None)
-        return task.result()
+        return self._awaited(_outcome(self._function.fn, record), timeout_s, timeout_s)
 
     def where(self, attempt: Attempt) -> FrameType | None:
-        found: FrameType | None = None
-        awaited = None if attempt.place is None else attempt.place.get_coro()
-        while awaited is not None:
-            frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
-            if frame is not None and is_users(frame.f_code.co_filename):
-                found = frame
-            awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
-        return found
+        return None if attempt.place is None else _awaiting_frame(attempt.place)
 
     def _give_up(self, attempt: Attempt) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._cancel_late, attempt)
+        self._loop.call_soon(self._cancel_late, attempt)
 
     def _cancel_late(self, attempt: Attempt) -> None:
         if attempt.place is None:  # it was given up before `_start` came to it
@@ -334,128 +345,70 @@ class LoopCaller(Caller):
             return
         attempt.place.cancel()
 
-    def _until_done(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a coroutine on the loop to its end, in this thread unless a loop runs here already."""
-        assert self._loop is not None
-        if self._thread is None:
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:
-                return self._run_here(coroutine)
-        self._run_in_thread()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def _run_in_thread(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run_loop, name=f"{self._name} calls", daemon=True)
-            self._thread.start()
-
-    def _run_here(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a coroutine on the loop to its end, in this thread."""
-        assert self._loop is not None
-        task = self._loop.create_task(coroutine)
-        while not task.done():
-            try:
-                self._loop.run_until_complete(task)
-            except SystemExit:  # the task's own, or that of a task of the user's, as in _run_loop
-                continue
-            except RuntimeError:  # the task's own, or the loop was stopped
-                if not task.done():
-                    self._warn_of_stop()
-        return task.result()
-
-    def _run_loop(self) -> None:
-        assert self._loop is not None
-        asyncio.set_event_loop(self._loop)
-        while not self._ending:
-            # A task of the user's own that raises SystemExit gives it to whoever awaits the task, and ends the loop.
-            with suppress(SystemExit, KeyboardInterrupt):
-                self._loop.run_forever()
-                if not self._ending:
-                    self._warn_of_stop()
-        # It was stopped, perhaps long ago by somebody who could not wait for it.
-        self._run_here(_cancel(None))
-        self._close_loop()
-
-    def _warn_of_stop(self) -> None:
-        """Says once that a callback of the user's, which belongs to no call, has stopped the loop."""
-        if not self._told_of_stop:
-            self._told_of_stop = True
-            logger.warning(
-                "operator %r: a callback of its function has stopped the asyncio loop that runs its coroutines, and "
-                "the loop was started again. Leave the loop alone: all calls of the task need it",
-                self._name,
-            )
-
     def close(self) -> None:
         if self._loop is None:
             return
         with self._lock:
             self._closed = True
         try:
-            if self._calls_ended():
-                self._until_done(_awaited(self._function.close))
+            left = self._loop.cancel(self._tasks)
+            if left is not None:
+                self._warn_of_calls_left(left, _END_WHEN_CANCELLED)
+                self._loop.until_done(_called(self._function.close))
+            else:
+                logger.warning(
+                    "operator %r, task %d: its function holds up its asyncio loop without awaiting anything, so "
+                    "close() of the function is not called, and the thread is left to itself. %s",
+                    self._name,
+                    self.task,
+                    _AWAIT,
+                )
         finally:
             self._end_calls()
 
-    def _calls_ended(self) -> bool:
-        """Cancels all calls. Returns False when some function does not let the loop go on."""
-        if self._thread is None:
-            return True
-        assert self._loop is not None
-        ended: Future[None] = asyncio.run_coroutine_threadsafe(_cancel(self._tasks), self._loop)
-        try:
-            ended.result(2 * _END_S)
-        except WaitEnded:
-            logger.warning(
-                "operator %r: its function holds up its asyncio loop without awaiting anything, so close() of the "
-                "function is not called, and the thread is left to itself",
-                self._name,
-            )
-            return False
-        return True
-
     def _end_calls(self) -> None:
         assert self._loop is not None
-        if self._thread is not None:
-            self._ending = True
-            self._loop.call_soon_threadsafe(self._stop_loop)
-            self._thread.join(2 * _END_S)
-        else:
-            self._run_here(_cancel(None))
-            self._close_loop()
+        self._loop.end()
 
 
-async def _awaited(function: Callable[[], Any]) -> None:
+async def _called(function: Callable[[], Any]) -> None:
     """Calls a function, and awaits what it returns if that is possible."""
     result = function()
     if isawaitable(result):
         await result
 
 
-async def _cancel(tasks: set[asyncio.Task[None]] | None) -> None:
-    """Cancels tasks of the loop, or all of them (None), and waits a moment for their ends."""
-    chosen = list(asyncio.all_tasks() - {asyncio.current_task()} if tasks is None else tasks)
-    for task in chosen:
-        task.cancel()
-    if chosen:
-        await asyncio.wait(chosen, timeout=_END_S)
+async def _outcome(function: Callable[[Any], Any], record: Any) -> tuple[Any, BaseException | None]:
+    """Makes a call, and awaits what it returns as long as that is possible. Returns its value, or its error, whatever
+    that is: asyncio would let some errors end the loop."""
+    try:
+        value = function(record)
+        while isawaitable(value):
+            value = await value
+    except BaseException as error:  # it is the record's failure, whatever it is; or nobody waits for it
+        return None, error
+    return value, None
 
 
 class ThreadCaller(Caller):
-    """Runs a function in threads. There are as many as calls have been under way at a time."""
+    """Runs a function in threads. There are as many as calls have been under way at a time. What the function returns
+    is awaited on an asyncio loop, if that is possible: a lambda or a decorated function need not say that it makes
+    coroutines. The thread of the call waits for it meanwhile."""
 
     def __init__(self, function: OwnFunction, name: str, wake: Callable[[], None]) -> None:
         super().__init__(function, name, wake)
         self._todo: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()  # without those that were abandoned
+        self._given_up: set[threading.Thread] = set()  # those that were abandoned, and whose calls have not ended
         self._abandoned = 0
+        self._awaits: set[Future[Any]] = set()  # of what calls have returned, and what is awaited
+        self._tasks: set[asyncio.Task[Any]] = set()  # the same; only the loop's thread uses it
 
     def begin(self, attempts: list[Attempt]) -> None:
         self.running += len(attempts)
         for attempt in attempts:
             self._todo.put(attempt)
-        while len(self._threads) < self.running:
+        while len(self._threads) < self.running + self.late:  # late calls are those of coroutines, and keep theirs
             thread = threading.Thread(target=self._work, name=f"{self._name} calls", daemon=True)
             self._threads.add(thread)
             thread.start()
@@ -471,11 +424,58 @@ class ThreadCaller(Caller):
                 value = self._function.fn(attempt.record)
             except BaseException as raised:  # it is the record's failure, whatever it is; or nobody waits for it
                 error = raised
-            if not self.settle(attempt, value, error):
+            if isawaitable(value):
+                value, error = self._value_of(attempt, value)
+            if not self.settle(attempt, value, error) and not attempt.awaited:
+                self._given_up.discard(threading.current_thread())
                 return  # another thread has taken this one's place
             del attempt, value, error  # what has an answer must not stay in memory until the next call
 
+    def _value_of(self, attempt: Attempt, awaitable: Any) -> tuple[Any, BaseException | None]:
+        """Awaits what a call has returned. From now on the call is one of a coroutine, which can be cancelled."""
+        with self._lock:
+            if attempt.over or self._closed:
+                _drop(awaitable)
+                return None, None
+            if self._loop is None:
+                self._loop = CallLoop(self._name)
+            loop = self._loop
+            attempt.awaited = True
+        try:
+            outcome = loop.submit(self._await(attempt, awaitable))
+            self._awaits.add(outcome)
+            try:
+                return outcome.result()  # type: ignore[no-any-return]
+            finally:
+                self._awaits.discard(outcome)
+        except BaseException as error:  # nobody waits for it any more, or the coroutine was cancelled before it began
+            return None, error
+
+    async def _await(self, attempt: Attempt, awaitable: Any) -> tuple[Any, BaseException | None]:
+        task = attempt.place = asyncio.current_task()
+        assert task is not None
+        assert self._loop is not None
+        self._loop.watch(self.timeout_s, self._busy)
+        if attempt.over:  # it was given up before it began
+            _drop(awaitable)
+            return None, None
+        self._tasks.add(task)
+        try:
+            return await _outcome(lambda awaited: awaited, awaitable)
+        finally:
+            self._tasks.discard(task)
+
     def call(self, record: Any, timeout_s: float | None) -> Any:
+        begun = time.monotonic()
+        value = self._called(record, timeout_s)
+        if not isawaitable(value):
+            return value
+        if self._loop is None:
+            self._loop = CallLoop(self._name)
+        left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - begun))
+        return self._awaited(_outcome(lambda awaited: awaited, value), left_s, timeout_s)
+
+    def _called(self, record: Any, timeout_s: float | None) -> Any:
         if timeout_s is None:
             return self._function.fn(record)
         answer: Future[Any] = Future()
@@ -494,28 +494,84 @@ class ThreadCaller(Caller):
         return answer.result()
 
     def where(self, attempt: Attempt) -> FrameType | None:
-        return None if attempt.place is None else _users_frame(attempt.place)
+        place = attempt.place
+        if isinstance(place, asyncio.Task):
+            return _awaiting_frame(place)
+        return None if place is None else _users_frame(place)
 
     def _give_up(self, attempt: Attempt) -> None:
+        if attempt.awaited:
+            assert self._loop is not None
+            self._loop.call_soon(self._cancel_late, attempt)
+            return
         self.settle(attempt, None, None)  # its place is free at once
         if attempt.place is None:  # a thread that gets it now will see that it is over
             return
         self._threads.discard(attempt.place)
+        self._given_up.add(attempt.place)
         self._abandoned += 1
         if self._abandoned & (self._abandoned - 1) == 0:
             logger.warning(
-                "operator %r: %d calls have not ended in time so far. A thread cannot be ended from outside, so each "
-                "keeps its thread until its function returns, and others take their places",
+                "operator %r, task %d: %s not ended in time so far, and %d of them %s still under way. A thread "
+                "cannot be ended from outside, so each keeps its thread until its function returns, and others take "
+                "their places. %s",
                 self._name,
-                self._abandoned,
+                self.task,
+                f"{_calls(self._abandoned)} {'has' if self._abandoned == 1 else 'have'}",
+                len(self._given_up),
+                "is" if len(self._given_up) == 1 else "are",
+                _RETURN_BY_ITSELF,
             )
 
+    def _cancel_late(self, attempt: Attempt) -> None:
+        if isinstance(attempt.place, asyncio.Task):  # otherwise it has not begun, and will see that it is over
+            attempt.place.cancel()
+
     def _end_calls(self) -> None:
+        if self._loop is not None:
+            left = self._loop.cancel(self._tasks)
+            if left is not None:
+                self._warn_of_calls_left(left, _END_WHEN_CANCELLED)
+            else:
+                logger.warning(
+                    "operator %r, task %d: a coroutine that its function has returned holds up its asyncio loop "
+                    "without awaiting anything, and the loop's thread is left to itself. %s",
+                    self._name,
+                    self.task,
+                    _AWAIT,
+                )
+            self._loop.end()
+            for outcome in list(self._awaits):  # the threads of these calls need not wait any longer
+                outcome.cancel()
         for _ in self._threads:
             self._todo.put(None)
-        until = time.monotonic() + _END_S
+        until = time.monotonic() + END_S
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        running = sum(thread.is_alive() for thread in self._threads | self._given_up)
+        self._warn_of_calls_left(running, _RETURN_BY_ITSELF)
+
+
+def _calls(number: int) -> str:
+    return "1 call" if number == 1 else f"{number:,} calls"
+
+
+def _drop(awaitable: Any) -> None:
+    """Closes a coroutine that nobody will await, so that Python does not warn about it."""
+    if isinstance(awaitable, Coroutine):
+        awaitable.close()
+
+
+def _awaiting_frame(task: asyncio.Task[Any]) -> FrameType | None:
+    """Returns the innermost frame of the user's code in which a task awaits something."""
+    found: FrameType | None = None
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None and is_users(frame.f_code.co_filename):
+            found = frame
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return found
 
 
 def _users_frame(thread: threading.Thread) -> FrameType | None:
@@ -526,9 +582,15 @@ def _users_frame(thread: threading.Thread) -> FrameType | None:
     return frame
 
 
-def _timed_out(timeout_s: float | None, frame: FrameType | None) -> TimeoutError:
-    """Returns the error of a call that has not ended in time, as if the user's code had raised it where it was."""
+def _timed_out(timeout_s: float | None, frame: FrameType | None, still_s: float = 0.0) -> TimeoutError:
+    """Returns the error of a call that has not ended in time, as if the user's code had raised it where it was.
+    `still_s`: for how long no call went on, because the loop stood still."""
     error = TimeoutError(f"{_TOO_LATE}{timeout_s:g}")
+    if timeout_s is not None and still_s > timeout_s * _STILL_TOLD:
+        error = TimeoutError(
+            f"{error}. Meanwhile the asyncio loop of all calls of the task stood still for {still_s:.3g} s, as when a "
+            f"coroutine calls something that blocks, such as time.sleep(). {_AWAIT}"
+        )
     if frame is None or frame.f_lineno is None:
         return error
     return error.with_traceback(TracebackType(None, frame, frame.f_lasti, frame.f_lineno))
@@ -700,6 +762,7 @@ class _Calls(Pending):
 
     def open(self) -> None:
         self._caller = self._make_caller(self._own, self.context.operator.name, self._wake)
+        self._caller.task, self._caller.timeout_s = self.context.index, self._timeout_s
         self._caller.open()
 
     def close(self, failed: bool) -> None:
@@ -782,9 +845,9 @@ class _Calls(Pending):
             if due > now:
                 break
             del self._deadlines[attempt]
-            frame = self._caller.where(attempt)
+            frame, still_s = self._caller.where(attempt), self._caller.stood_still()
             if self._caller.abandon(attempt):
-                self._tried(attempt.call, None, _timed_out(self._timeout_s, frame), now)
+                self._tried(attempt.call, None, _timed_out(self._timeout_s, frame, still_s), now)
         self._see_whether_full()
         attempts: list[Attempt] = []
         while self._again and self._again[0][0] <= now and len(attempts) < self._free:
@@ -804,12 +867,14 @@ class _Calls(Pending):
         elif now - self._full_since >= _FULL_NS:
             self._full_since, self._warned = None, True
             logger.warning(
-                "operator %r: no call can begin, because all places (concurrency=%d) are taken by calls that have not "
-                "ended although their time was over (timeout_s=%g). The task takes no records until one of them has "
-                "ended. Let the function end when it is cancelled: it must not catch asyncio.CancelledError and go on",
+                "operator %r, task %d: no call can begin, because all places (concurrency=%d) are taken by calls that "
+                "have not ended although their time was over (timeout_s=%g). The task takes no records until one of "
+                "them has ended. %s",
                 self.context.operator.name,
+                self.context.index,
                 self._concurrency,
                 self._timeout_s,
+                _END_WHEN_CANCELLED,
             )
 
     def _take_answers(self) -> int:
@@ -879,15 +944,8 @@ class _Calls(Pending):
 
     def _check(self, call: _Call) -> None:
         """Fails when the first result is none. The mistake is the program's, and not this record's."""
-        slip: str | None = None
-        if isinstance(call.value, Coroutine):
-            call.value.close()  # otherwise Python warns about it too
-            slip = "a coroutine, which nobody awaits; give map_async the async function itself, or one that awaits it"
-        elif isawaitable(call.value):
-            slip = "an awaitable, which nobody awaits; write the function with `async def`, and await it there"
-        elif isinstance(call.value, AsyncGenerator):
+        if isinstance(call.value, AsyncGenerator):
             slip = "an asynchronous generator, which nobody reads; read it in the function"
-        if slip is not None:
             raise self.errors.failure(call.record, TypeError(f"the function returned {slip}"))
 
     # --- watermarks ----------------------------------------------------------------------------------------------

@@ -562,19 +562,21 @@ class Stream(Generic[T_co]):
         """One output a record: what fn(record) returns, in calls that wait for something else, such as a service.
 
         `fn` is a coroutine function, which runs on an asyncio loop in one thread of each task, or any other function,
-        which runs in threads of the task. It may be an object with open() and close(), which a coroutine function may
-        have as coroutine functions too, or a class with __call__, as for `map`. Each task has at most `concurrency`
-        records under way, and takes no more input meanwhile. A result that waits for its turn counts too.
+        which runs in threads of the task; a coroutine that it returns is awaited on such a loop. It may be an object
+        with open() and close(), which a coroutine function may have as coroutine functions too, or a class with
+        __call__, as for `map`. Each task has at most `concurrency` records under way, and takes no more input
+        meanwhile. A result that waits for its turn counts too.
 
         `ordered`: results leave in the order of their records; False: as they are ready. No watermark overtakes a
         record that came before it, so a window misses no result. The order among tasks, and so for each key, is kept
         only if the records of a key go to one task, and not over a change of the parallelism.
 
-        `timeout_s`: a call that takes longer has failed (None: no limit). The call of a coroutine function is
-        cancelled. A thread cannot be ended from outside: its result is dropped, and another thread takes its place. So
-        a function that never returns costs one more thread for each such call, with its stack and whatever the function
-        holds, until the worker ends. Give such functions a timeout of their own. `retries`: how often a call that
-        has failed is made again, `retry_wait_s` later, before `on_error` decides.
+        `timeout_s`: a call that takes longer has failed (None: no limit). A coroutine is cancelled. One that blocks the
+        loop, as time.sleep() does, holds up all calls of its task, so that others fail by their timeouts; their errors
+        then say so. A thread cannot be ended from outside: its result is dropped, and another thread takes its place.
+        So a function that never returns costs one more thread for each such call, with its stack and whatever the
+        function holds, until the worker ends. Give such functions a timeout of their own. `retries`: how often a call
+        that has failed is made again, `retry_wait_s` later, before `on_error` decides.
 
         Epochs do not wait for calls. They save the records that are under way, and a job that goes back makes their
         calls again. So a call may be made twice, and its result leaves once."""
