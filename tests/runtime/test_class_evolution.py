@@ -306,15 +306,15 @@ def test_classes_that_pickle_themselves_are_left_alone() -> None:
         )
 
 
-@pytest.mark.parametrize("kind", ["frozen", "tuple"])
+@pytest.mark.parametrize("kind", ["frozen", "tuple", "array"])
 def test_keys_whose_class_lost_a_field_are_known(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_evolution, "_lost", {})
     before = declared("Acc", [("name", str), ("zone", str)], kind)
     after = declared("Acc", [("name", str)], kind)
     assert without_fields(after("a")) is None
     key = moved((1, before("a", "x")), {"Acc": before}, {"Acc": after})
-    holder = declared("Holder", [("key", Any)], "frozen")
-    for one in (key, key[1], frozenset([key]), holder(key)):
+    holder, struct = (declared("Holder", [("key", Any)], kind) for kind in ("frozen", "array"))
+    for one in (key, key[1], frozenset([key]), holder(key), struct(key)):
         assert without_fields(one) == (after, ["zone"])
     assert without_fields((1, "a", holder(2))) is None
 

@@ -97,8 +97,10 @@ def without_fields(key: Any) -> tuple[type, list[str]] | None:
     parts: Any = ()
     if isinstance(key, tuple | frozenset):
         parts = key
-    elif dataclasses.is_dataclass(key):  # a struct cannot be a key
+    elif dataclasses.is_dataclass(key):
         parts = (getattr(key, field.name) for field in dataclasses.fields(key))
+    elif is_struct(type(key)):  # a key of a map of a key's own
+        parts = (getattr(key, name) for name in key.__struct_fields__)
     return next((found for part in parts if (found := without_fields(part)) is not None), None)
 
 
