@@ -19,7 +19,16 @@ from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, JobExists, JobNotFound, OptionError, StoreError, UnfinishedFiles, shorten
+from penstock.runtime.errors import (
+    FlowError,
+    JobExists,
+    JobNotFound,
+    OptionError,
+    PenstockError,
+    StoreError,
+    UnfinishedFiles,
+    shorten,
+)
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
 from penstock.runtime.host.network import (
@@ -38,6 +47,7 @@ from penstock.runtime.operators.resources import told_needs
 from penstock.runtime.program.flow import check_flow
 from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.mixing import mixing, mixing_words
+from penstock.runtime.program.plan import check_still_picklable
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.transport.ring import MAX_CAPACITY, MIN_CAPACITY
@@ -243,10 +253,12 @@ def run(
 
         on_ray.connect(address, workers, cpus_per_worker, both, detached)
         return on_ray.start(flow, plan, options, detached, program)
-    except BaseException:
+    except BaseException as error:
         if store is not None:
             with suppress(StoreError):  # the first error tells more
                 store.tidy()
+        if isinstance(error, Exception) and not isinstance(error, PenstockError):
+            check_still_picklable(plan)
         raise
 
 

@@ -479,6 +479,29 @@ SAVED = """
 """
 
 
+@pytest.mark.parametrize("epochs", ["0.1", "None"])
+def test_a_file_that_was_opened_after_the_flow_was_written_is_named(epochs: str) -> None:
+    script = f"""
+        import os, penstock as ps
+        def read(record):
+            return words.readline()
+        if __name__ == "__main__":
+            flow = ps.Flow("reads-a-file")
+            flow.read(ps.sources.Memory([1])).map(read, name="lines").write(ps.sinks.Collect(), name="out")
+            words = open(os.devnull)
+            try:
+                ps.run(flow, workers=1, local=True, epoch_interval_s={epochs}).wait(progress=False)
+            except ps.PenstockError as error:
+                print(error)
+    """
+    with program(script) as running:
+        said, _ = running.communicate(timeout=LIMIT_S)
+    assert "operator 'lines': " in said
+    assert (
+        "the global variable 'words' that it uses of the value at 'fn' is <_io.TextIOWrapper name='/dev/null'" in said
+    )
+
+
 @pytest.mark.parametrize(("keys", "size"), [(3, 10), (1500, 2000)])
 def test_a_savepoint_of_a_local_job_has_the_classes_of_the_main_script(keys: int, size: int, tmp_path: Path) -> None:
     """The program that hosts the job compacts the snapshots, or a process that it starts, when they are large. Neither

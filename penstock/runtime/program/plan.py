@@ -27,7 +27,7 @@ from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.windowing import LATE, WindowAggregated
 from penstock.runtime.program.graph import Edge, Graph
 from penstock.runtime.records.key_groups import KeyGroups
-from penstock.runtime.records.userfunc import DEAD_LETTERS
+from penstock.runtime.records.userfunc import DEAD_LETTERS, check_picklable
 from penstock.runtime.sources.base import Split, share
 from penstock.runtime.state.aggregate import Aggregate
 from penstock.runtime.units import whole
@@ -361,6 +361,14 @@ def _assigned(chain: Chain, parallelism: int) -> list[list[Split]]:
     """Assigns a chain's splits to another number of tasks. They are needed only when the job begins again from the
     start, because saved state contains the splits too."""
     return share([split for splits in chain.splits for split in splits], parallelism)
+
+
+def check_still_picklable(plan: Plan) -> None:
+    """Raises FlowError that names the operator whose function cannot travel any more, because the program has changed
+    what it refers to since the flow was written."""
+    for chain in plan.chains:
+        for operator in chain.operators:
+            check_picklable(vars(operator), f"operator {operator.name!r}")
 
 
 def letters_of(operator: str) -> str:
