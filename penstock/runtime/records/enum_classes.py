@@ -63,7 +63,7 @@ def reduced(member: Any) -> Any:
     """Returns how a member of an Enum class is found again, as `__reduce__` does. NotImplemented: pickle knows better,
     because the class defines how its members are pickled."""
     class_: Any = type(member)
-    if class_.__reduce_ex__ is not Enum.__reduce_ex__:
+    if class_.__reduce_ex__ not in (Enum.__reduce_ex__, Flag.__reduce_ex__):  # some releases of Python have both
         return NotImplemented
     if isinstance(member, Flag):
         flags = {name: one._value_ for name, one in class_.__members__.items() if _is_flag(name, one, member._value_)}
