@@ -20,7 +20,7 @@ from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import StageContext
 from penstock.runtime.operators.side_outputs import send
 from penstock.runtime.records.key_groups import of_key
-from penstock.runtime.records.userfunc import ErrorHandler, OwnFunction, check_function
+from penstock.runtime.records.userfunc import ErrorHandler, OwnFunction, check_function, is_failure
 from penstock.runtime.state.aggregate import Aggregate
 from penstock.runtime.state.keyed import Delta
 from penstock.runtime.state.nested import NestedMap
@@ -71,6 +71,10 @@ class Kept(ABC):
     @abstractmethod
     def merge(self, key: Any, windows: list[Place], into: Place) -> None:
         """Makes one window of several, or of one with other ends. When it raises, the windows are as they were."""
+
+    def try_out(self, key: Any, windows: list[Place], values: list[Value]) -> BaseException | None:
+        """Returns the failure that there would be if values were added to one window of several. It changes nothing."""
+        return None
 
     @abstractmethod
     def results(self, key: Any, window: Place) -> Iterator[Any]:
@@ -178,6 +182,21 @@ class _Accumulated(Kept):
             self._map.remove(key, window)
         self._map.set(key, into, state[into])
 
+    def try_out(self, key: Any, windows: list[Place], values: list[Value]) -> BaseException | None:
+        aggregate, known = self._aggregate, self._map.of(key)
+        state = aggregate.new_state()
+        partials = [known[window] for window in windows]
+        if isinstance(aggregate, OwnAggregate):
+            partials = deepcopy(partials)  # the user's functions may change them
+        try:
+            aggregate.merge(state, repeat(None, len(partials)), iter(partials))
+            aggregate.add(state, repeat(None, len(values)), map(itemgetter(2), values))
+        except BaseException as error:  # the caller handles it
+            if not is_failure(error):
+                raise
+            return error
+        return None
+
     def results(self, key: Any, window: Place) -> Iterator[Any]:
         yield self._aggregate.result(self._map.of(key)[window])
 
@@ -222,7 +241,7 @@ class _Buffered(Kept):
 
     def merge(self, key: Any, windows: list[Place], into: Place) -> None:
         for window in windows:
-            self._records.add(key, into, self._records.remove(key, window))
+            self._records.move(key, window, into)
 
     def values(self, key: Any, window: Place) -> list[Value]:
         """Returns the values of a window by their times, and in the order in which they came where these are equal."""

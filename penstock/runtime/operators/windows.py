@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, Literal, get_args
@@ -143,7 +142,7 @@ class _Windows(Stage):
         # result, the last result, if it may have to be taken back].
         self._said = NestedMap("said", context.epochs)
         self._counts = NestedMap("counts", context.epochs)  # of count windows: the number of a key's records
-        self._due: OrderedDict[tuple[Any, Place], float] = OrderedDict()  # early results, by time
+        self._due = _Due()
 
     def open(self) -> None:
         self._kept.open()
@@ -225,6 +224,10 @@ class _Windows(Stage):
     def _add_to_sessions(self, key: Any, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
         window = self._window
         assert isinstance(window, Session)
+        if self._early_count is not None:  # a result holds the records that have come before it, and has their bounds
+            for entry in entries:
+                yield from self._add_run(key, [entry], window.gap)
+            return
         entries.sort(key=_time)
         runs: list[list[tuple[Any, Any, Any]]] = [[entries[0]]]
         for entry in entries[1:]:
@@ -233,29 +236,41 @@ class _Windows(Stage):
             else:
                 runs.append([entry])
         for run in runs:
-            start, end = run[0][0], run[-1][0] + window.gap
-            merged = [known for known in self._kept.windows(key) if known[0] < end and start < known[1]]
-            place = (min([start, *(known[0] for known in merged)]), max([end, *(known[1] for known in merged)]))
-            if self._is_over(place[1]):
-                self._late(run)
-                continue
-            if merged and merged != [place]:
+            yield from self._add_run(key, run, window.gap)
+
+    def _add_run(self, key: Any, run: list[tuple[Any, Any, Any]], gap: int) -> Iterator[Any]:
+        """Adds records that follow each other within the gap to a session, which is a new one, or takes up others."""
+        start, end = run[0][0], run[-1][0] + gap
+        merged = [known for known in self._kept.windows(key) if known[0] < end and start < known[1]]
+        place = (min([start, *(known[0] for known in merged)]), max([end, *(known[1] for known in merged)]))
+        if self._is_over(place[1]):
+            self._late(run)
+            return
+        if merged != [place]:
+            # A record that cannot be added must not make a session longer, nor two of them one.
+            values = [(self.port, time, value) for time, value, _ in run]
+            error = None if self.errors.policy == "fail" else self._kept.try_out(key, merged, values)
+            if error is not None:
+                if len(run) == 1:
+                    self.errors.handle((key, run[0][2]), of_key(key, error))
+                else:  # only some of them may fail
+                    for entry in run:
+                        yield from self._add_run(key, [entry], gap)
+                return
+            if merged:
                 try:
                     self._kept.merge(key, merged, place)
-                except BaseException as error:
-                    if len(run) == 1:
-                        self.errors.handle((key, run[0][2]), of_key(key, error))
-                    else:  # only the records that make one session of several have failed
-                        for entry in run:
-                            yield from self._add_to_sessions(key, [entry])
-                    continue
+                except BaseException as raised:  # it was tried out, unless it ends the job
+                    self.errors.handle((key, run[0][2]), of_key(key, raised))
+                    return
                 yield from self._merged(key, merged, place)
-            yield from self._add(key, place, run)
+        yield from self._add(key, place, run)
 
     def _merged(self, key: Any, merged: list[Place], into: Place) -> Iterator[Any]:
         """Yields what sessions that have become one have said, to take it back."""
         said = self._said.of(key)
         since, fired = 0, False
+        due = None
         for window in merged:
             if window in said:
                 was_fired, records, result = self._said.remove(key, window)
@@ -263,9 +278,12 @@ class _Windows(Stage):
                 if result is not None and self._retracts:
                     yield (key, *window, result[0], -1)
                 fired |= was_fired and window[1] == into[1]
-            self._due.pop((key, window), None)
+            if (at := self._due.remove((key, window))) is not None:
+                due = at if due is None else min(due, at)
         if since or fired:
             self._said.set(key, into, (fired, since, None))
+        if due is not None and not fired:  # the first record that no result shows does not wait anew
+            self._due.add((key, into), due)
         self._await_end(key, into)
 
     def _add_by_count(self, key: Any, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
@@ -286,7 +304,8 @@ class _Windows(Stage):
         fired, since, result = self._said.of(key).get(place, (False, 0, None))
         at = 0
         while at < len(entries):
-            most = len(entries) if self._early_count is None or fired else at + self._early_count - since
+            # Sessions that have become one may have more records that no result shows than an early result waits for.
+            most = len(entries) if self._early_count is None or fired else at + max(1, self._early_count - since)
             some = entries[at:most]
             at += len(some)
             known = self._kept.has(key, place)
@@ -299,14 +318,14 @@ class _Windows(Stage):
                 self._await_end(key, place)
             if fired or (self._early_count is not None and since >= self._early_count):
                 since = 0
-                self._due.pop((key, place), None)
+                self._due.remove((key, place))
                 self._said.set(key, place, (fired, 0, result))
                 yield from self._results(key, place)
                 result = self._said.of(key).get(place, (fired, 0, None))[2]
         if self._early_count is not None and since and not fired:
             self._said.set(key, place, (fired, since, result))
         if self._early_s is not None and since and (key, place) not in self._due:
-            self._due[key, place] = self.context.wall() + self._early_s
+            self._due.add((key, place), self.context.wall() + self._early_s)
 
     def _await_end(self, key: Any, place: Place) -> None:
         heapq.heappush(self._ends, (place[1], next(numbers), key, place))
@@ -354,7 +373,7 @@ class _Windows(Stage):
             fired, _, said = self._said.of(key).get(place, (False, 0, None))
             if not fired and place[1] <= watermark:
                 fired = True
-                self._due.pop((key, place), None)
+                self._due.remove((key, place))
                 self._said.set(key, place, (True, 0, said))
                 yield from self._results(key, place)
             if place[1] + self._lateness <= watermark:
@@ -368,17 +387,14 @@ class _Windows(Stage):
             self._said.remove(key, place)
 
     def next_timer(self) -> float | None:
-        return next(iter(self._due.values()), None)
+        return self._due.first()
 
     def fire(self, now: float) -> Iterator[Batch]:
         return in_pieces(self._early(now))
 
     def _early(self, now: float) -> Iterator[Any]:
-        while self._due:
-            (key, place), due = next(iter(self._due.items()))
-            if due > now:
-                return
-            self._due.popitem(last=False)
+        while (due := self._due.first()) is not None and due <= now:
+            key, place = self._due.take()
             fired, since, said = self._said.of(key).get(place, (False, 0, None))
             if since:
                 self._said.set(key, place, (fired, 0, said))
@@ -423,7 +439,7 @@ class _Windows(Stage):
             if place[1] is not None and self._in_event_time:
                 heapq.heappush(self._ends, (place[1] + (self._lateness if fired else 0), next(numbers), key, place))
             if due is not None and not fired:
-                self._due[key, place] = due
+                self._due.add((key, place), due)
 
     def drop_state(self) -> None:
         self._kept.drop()
@@ -431,6 +447,43 @@ class _Windows(Stage):
         self._counts.drop()
         self._ends.clear()
         self._due.clear()
+
+
+class _Due:
+    """The windows that are to have an early result, and when."""
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[Any, Place], float] = {}
+        # (time, number, window), of which those are skipped that are not in `_times` any more, or with another time.
+        self._heap: list[tuple[float, int, tuple[Any, Place]]] = []
+
+    def __contains__(self, window: tuple[Any, Place]) -> bool:
+        return window in self._times
+
+    def add(self, window: tuple[Any, Place], time: float) -> None:
+        self._times[window] = time
+        heapq.heappush(self._heap, (time, next(numbers), window))
+
+    def remove(self, window: tuple[Any, Place]) -> float | None:
+        """Removes a window if it is there. Returns its time."""
+        return self._times.pop(window, None)
+
+    def first(self) -> float | None:
+        """Returns the time of the window that is due first."""
+        heap = self._heap
+        while heap and self._times.get(heap[0][2]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def take(self) -> tuple[Any, Place]:
+        """Removes the window that is due first, which `first` has found, and returns it."""
+        _, _, window = heapq.heappop(self._heap)
+        del self._times[window]
+        return window
+
+    def clear(self) -> None:
+        self._times.clear()
+        self._heap.clear()
 
 
 def _time(entry: tuple[Any, Any, Any]) -> Any:

@@ -877,8 +877,9 @@ class KeyedStream(Generic[K_co, T_co]):
 
         `time` takes a record's time; None: as in the watermark operator upstream. A window accepts late records until
         the watermark is `lateness_s` past its end. Results before the end of a window leave after each `early_count`
-        records, and `early_s` seconds after the first record that no result shows. `updates="retract"` gives each
-        result a sign: before a result that has changed comes what was said before, with the sign -1."""
+        records, and `early_s` seconds after the first record that no result shows. They have the bounds of the window
+        as it is then, so those of a session may change until its end. `updates="retract"` gives each result a sign:
+        before a result that has changed comes what was said before, with the sign -1."""
         taken = self._time(window, time, "window")
         options = _Leaving(lateness_s, early_s, early_count, updates)
         return WindowedStream(self._stream, window, taken, options)

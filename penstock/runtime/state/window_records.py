@@ -51,6 +51,18 @@ class WindowRecords:
                 self._gone[place] = saved
         return records
 
+    def move(self, key: Any, window: Any, into: Any) -> None:
+        """Adds the records of a window to another one, and removes the window."""
+        records = self.remove(key, window)
+        windows = self.values.setdefault(key, {})
+        if into in windows:
+            self.add(key, into, records)
+            return
+        windows[into] = records  # the list itself: a session that grows record by record must not be copied each time
+        self._size += len(records)
+        if self._tracked:
+            self._grown[key, into] = None
+
     @property
     def wants_whole(self) -> bool:
         """Whether the next delta should be whole."""
