@@ -22,11 +22,14 @@ from random import Random
 from typing import Any
 
 from penstock.runtime.errors import FlowError, describe, shorten
+from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session
 from penstock.runtime.mistakes import called, refusing
-from penstock.runtime.operators.aggregated import Aggregated
+from penstock.runtime.operators.aggregated import Aggregated, Reduce
+from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.fields import Field
 from penstock.runtime.operators.windowing import WindowAggregated
+from penstock.runtime.operators.windows import Windows
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.program.graph import Edge
 from penstock.runtime.records.pickling import copied
@@ -197,6 +200,9 @@ _CONDITIONS: list[tuple[str, str]] = [
 #: The conditions that change how often an aggregate emits.
 _BATCHING = ("batches", "crowded", "chained", "small_window")
 
+#: The conditions that change the order in which records come.
+_ORDERING = ("batches", "tasks", "interleaved", "crowded")
+
 
 class _Harness:
     """Runs the flow on its ways, and compares."""
@@ -256,12 +262,11 @@ class _Harness:
                 "the state of a key, and take times from the records, or from ctx.now_ms() where they are no part of "
                 "the results"
             )
-        aggregates = self._aggregates()
         other = {name: said for name, said in _CONDITIONS if getattr(way, name) != getattr(self._plain, name)}
         for name, said in other.items():
             alone: dict[str, Any] = {"seed": way.seed, name: getattr(way, name)}
             if self._problem(replace(self._plain, **alone)) is not None:
-                return aggregates + said if name in _BATCHING else said
+                return self._hints([name]) + said
         needed = way
         for name in list(other):
             without: dict[str, Any] = {name: getattr(self._plain, name)}
@@ -269,29 +274,21 @@ class _Harness:
                 needed = less
                 del other[name]
         return (
-            f"{aggregates}only together these change the results: {needed.words()}. So one of these may be the cause. "
-            + ". Or: ".join(other.values())
+            f"{self._hints(list(other))}only together these change the results: {needed.words()}. So one of these may "
+            "be the cause. " + ". Or: ".join(other.values())
         )
 
-    def _aggregates(self) -> str:
-        """Returns what to say of aggregates that emit as often as batches come, which are no mistake."""
-        operators = self._flows[True].graph.operators.values()
-        for operator in operators:
-            if isinstance(operator, (Aggregated, WindowAggregated)) and operator.emit == "latest":
-                return (
-                    f'operator {operator.name!r} has emit="latest", so it emits results for each batch: give it '
-                    'emit="final"'
-                    + (' or "every"' if isinstance(operator, Aggregated) else "")
-                    + ", or compare only the last result of each key: last_by=... If it is not this: "
-                )
-        for operator in operators:
-            if isinstance(operator, WindowAggregated):
-                return (
-                    f"the windows of operator {operator.name!r} emit again when late records change them, and which "
-                    "records are late depends on the batches: let out_of_orderness_s cover the disorder of the "
-                    "records, or compare only the last result of each key and window: last_by=... If it is not this: "
-                )
-        return ""
+    def _hints(self, conditions: list[str]) -> str:
+        """Returns what to say first of aggregates and windows whose results change under these conditions although they
+        do what they should."""
+        operators = list(self._flows[True].graph.operators.values())
+        batching = any(name in _BATCHING for name in conditions)
+        found = [_early_hint(operator) for operator in operators]
+        if batching:
+            found += [_again_hint(operator) for operator in operators]
+        if any(name in _ORDERING for name in conditions):
+            found += [_order_hint(operator) for operator in operators]
+        return "".join(f"{hint}. If it is not this: " for hint in dict.fromkeys(found) if hint)
 
     def _run(self, way: _Way) -> list[Any]:
         # A function may change the records that it gets, so each run has copies.
@@ -329,6 +326,81 @@ class _Harness:
             deaths = Random(f"deaths {way.seed}")
             course.dies = _often(_DIES, deaths.randint(1, 5), deaths)
         return course
+
+
+def _again_hint(operator: Operator) -> str:
+    """Returns what to say of an operator that emits as often as batches come, which is no mistake."""
+    if isinstance(operator, Aggregated | WindowAggregated) and operator.emit == "latest":
+        return (
+            f'operator {operator.name!r} has emit="latest", so it emits results for each batch: give it emit="final"'
+            + (' or "every"' if isinstance(operator, Aggregated) else "")
+            + f", or compare only the last result of each {_last_by(operator)}"
+        )
+    if isinstance(operator, WindowAggregated) or (isinstance(operator, Windows) and operator.window.in_event_time):
+        return (
+            f"the windows of operator {operator.name!r} emit again when late records change them, and which records "
+            "are late depends on the batches: let out_of_orderness_s cover the disorder of the records, or compare "
+            f"only the last result of each {_last_by(operator)}"
+        )
+    return ""
+
+
+def _early_hint(operator: Operator) -> str:
+    """Returns what to say of an operator that emits early results, which leave when they do."""
+    if not isinstance(operator, Windows) or not operator.is_early:
+        return ""
+    which = "by the clock" if operator.early_s is not None else "after so many records, whichever come first"
+    without = "torment the flow without " + ("early_s" if operator.early_s is not None else "early_count")
+    if not isinstance(operator.window, Session) and not operator.function.rows:  # bounds of sessions change
+        without = f"compare only the last result of each {_last_by(operator)}; or {without}"
+    return f"operator {operator.name!r} emits early results {which}, so another run has others: {without}"
+
+
+def _last_by(operator: Operator) -> str:
+    """Returns how to compare the last results of an operator alone."""
+    if isinstance(operator, Aggregated) or (
+        isinstance(operator, Windows) and isinstance(operator.window, GlobalWindow)
+    ):
+        return "key, such as last_by=0"
+    return "key and window, such as last_by=lambda result: result[:3]"
+
+
+def _order_hint(operator: Operator) -> str:
+    """Returns what to say of an operator whose result may depend on the order in which records come."""
+    if isinstance(operator, Windows) and isinstance(operator.window, CountWindow):
+        return (
+            f"operator {operator.name!r} has count windows, which take records in the order in which they come, and no "
+            "job promises an order among records of several tasks or inputs: use Tumbling or Session, which go by the "
+            "times of the records, or let all records of a key come through one task"
+        )
+    if isinstance(operator, Windows):
+        name = operator.function.name
+    elif isinstance(operator, Reduce):
+        name = "reduce"
+    elif isinstance(operator, Aggregated | WindowAggregated):
+        name = operator.aggregate.name
+    else:
+        return ""
+    begin = f"operator {operator.name!r} "
+    promise = "no job promises an order among records of several tasks or inputs"
+    if name in ("collect", "process"):
+        return (
+            f"{begin}gets the records of a window by their times, and records of equal times in the order in which "
+            f"they come, but {promise}: sort them by a key that differs for each record, such as (time, id), or "
+            "compare results without their order"
+        )
+    if name == "top":
+        return (
+            f"{begin}keeps of records with equal values those that come first, but {promise}: add to by= what differs "
+            "for each record, as in by=lambda record: (value, id)"
+        )
+    if name in ("reduce", "aggregate"):
+        return (
+            f"{begin}combines records in the order in which they come, but {promise}: make its result the same in any "
+            "order. For the first or last record of a key, choose by event time and then by something that differs for "
+            "each record, as in reduce(lambda a, b: max(a, b, key=lambda record: (time, id)))"
+        )
+    return ""
 
 
 def _often(likely: float, most: float, chance: Random) -> Callable[[], bool]:
