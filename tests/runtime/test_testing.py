@@ -608,3 +608,20 @@ def test_failures_of_random_flows(seed: int) -> None:
         assert {name: sorted(map(repr, records)) for name, records in found.items()} == {
             name: sorted(map(repr, records)) for name, records in whole.items()
         }
+
+
+@pytest.mark.parametrize("rates", [(1000, 1), (1000, 5), (5, 5)])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_paced_sources_of_different_rates_wait_in_no_real_time(
+    rates: tuple[int, int], parallelism: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    flow = Flow("two-rates", parallelism=parallelism)
+    quick, slow = (
+        flow.read(Generator(lambda i: i, rate=rate, limit=limit), name=f"source {n}")
+        for n, (rate, limit) in enumerate(zip(rates, (600, 3), strict=True))
+    )
+    quick.union(slow).map(lambda n: n).write(Null(), name="out")
+    assert len(testing.run(flow)["out"]) == 603
+    assert waits == []
