@@ -253,6 +253,63 @@ def test_a_table_is_loaded_again_while_records_pass() -> None:
     until(lambda: price() == 4)
 
 
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+    __repr__ = __str__
+
+
+def test_loads_that_fail_or_take_long_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    now, loads, go_on = 0.0, 0, threading.Event()
+
+    def load() -> list[dict[str, Any]]:
+        nonlocal loads
+        loads += 1
+        if loads == 2:
+            raise NoText
+        if loads == 3:
+            go_on.wait()
+        return [{"item": "tea", "price": loads}]
+
+    operator = OutsideLookup(Reloaded(list, 1), "item", name="prices")
+    operator.table.load = load  # type: ignore[union-attr]
+    stage = operator.stage(StageContext(operator, index=2, wall=lambda: now))
+    stage.open()
+
+    def price() -> Any:
+        (row,) = stage.run([{"item": "tea"}])
+        return row["price"]
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records]
+
+    now = 1.0
+    until(lambda: price() == 1 and len(told()) == 1)
+    assert told()[0] == (
+        "lookup 'prices', task 2: the table could not be loaded again, which is tried once more in 1 s (NoText (its "
+        "text cannot be shown: its __str__ raises ValueError)); until then the rows that were loaded before hold"
+    )
+    now = 1.9
+    assert [price(), loads] == [1, 2]
+    now = 2.0
+    until(lambda: price() == 1 and loads == 3)
+    now = 2.9
+    assert [price(), len(told())] == [1, 1]
+    now = 3.0
+    assert [price(), price()] == [1, 1]
+    now = 9.0
+    assert [price(), loads, len(told())] == [1, 3, 2]
+    assert "'prices', task 2: loading the table again takes longer than every_s=1; until then the rows" in told()[1]
+    go_on.set()
+    until(lambda: price() == 3)
+    now = 9.9
+    assert [price(), loads] == [3, 3]
+    now = 1000.0
+    assert price() == 3, "after a pause of the input, the first record gets a row from before it"
+    until(lambda: price() == 4)
+
+
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():

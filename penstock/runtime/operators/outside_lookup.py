@@ -8,13 +8,14 @@ again: the rows that were loaded last hold until the new ones are there.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from penstock.runtime.errors import FlowError
+from penstock.runtime.errors import FlowError, describe
 from penstock.runtime.mistakes import called, checks_options
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.operators.lookup import How, keyed_rows, missing_row, on_fields
@@ -27,10 +28,19 @@ logger = logging.getLogger(__name__)
 
 @checks_options
 class Reloaded:
-    """A table that each task of a `lookup` loads when it starts, and again every `every_s` seconds.
+    """A table that each task of a `lookup` loads when it starts, and again `every_s` seconds after the last load.
 
-    `load()` returns rows as dicts, or a pyarrow Table. When loading again fails, the rows that were loaded last hold,
-    and the task logs a warning and tries again after the same time; the first load must not fail."""
+    `load()` returns rows as dicts, or a pyarrow Table. It runs in a thread while records pass, which get the rows that
+    were loaded before. So a row is at most as old as `every_s` and two loads together: the one that has brought it, and
+    the one that will replace it. Records only begin a load, and only records take up its rows, so after a pause of the
+    input the first records get rows from before the pause.
+
+    When loading again fails, the rows that were loaded last hold, and the task logs a warning and tries again after
+    `every_s`. A load that takes longer than `every_s` is told too: give what it asks a timeout, because no other load
+    begins before it has ended. The first load must not fail: it is part of opening the operator.
+
+    Each task loads for itself, at times of its own, so two tasks may have different versions for a while. A job that
+    goes back loads again, so a record that is processed again may get a newer row."""
 
     def __init__(self, load: Callable[[], Any], every_s: float | timedelta) -> None:
         check_function(load, "Reloaded(load)", (), opens=True)
@@ -138,10 +148,16 @@ class _Reloading(_Joining):
         assert isinstance(batch, list)
         if self._loaded is not None:
             self._take()
-        elif self._loading is None and self.context.wall() >= self._due:
+        elif self.context.wall() < self._due:
+            pass
+        elif self._loading is not None:
+            self._due = math.inf  # it is told once
+            self._warn("loading the table again takes longer than every_s=%g", self._every_s)
+        else:
             # A thread that ends with the process: a load that never returns must hold up neither records nor the end.
             self._loading = threading.Thread(target=self._load_again, name=f"load {self._operator.name}", daemon=True)
             self._loading.start()
+            self._due = self.context.wall() + self._every_s
         return self._join(batch, self._rows.get)
 
     def _load_again(self) -> None:
@@ -158,8 +174,13 @@ class _Reloading(_Joining):
         if rows is not None:
             self._rows = rows
         else:
-            said = "lookup %r: the table could not be loaded again, and the rows that were loaded before hold: %r"
-            logger.warning(said, self._operator.name, error)
+            assert error is not None
+            what = "the table could not be loaded again, which is tried once more in %g s (%s)"
+            self._warn(what, self._every_s, describe(error))
+
+    def _warn(self, what: str, *args: object) -> None:
+        said = f"lookup %r, task %d: {what}; until then the rows that were loaded before hold"
+        logger.warning(said, self._operator.name, self.context.index, *args)
 
     def close(self, failed: bool) -> None:
         self._load.close()
