@@ -10,8 +10,10 @@ from unittest import mock
 from penstock.bridge.burst import BurstDetector
 from penstock.placement import refinement
 from penstock.runtime.lifecycle import Machine
+from penstock.runtime.operators.window_functions import _Accumulated
 from penstock.runtime.operators.windowing import _Windowing
 from penstock.runtime.records import class_evolution, enum_classes, remade
+from penstock.runtime.operators.windows import _Due
 from penstock.runtime.records.key_groups import KeyGroups
 from penstock.runtime.sinks.parts import PartsWriter
 from penstock.runtime.worker.task import Task
@@ -179,3 +181,25 @@ def _drivers_elsewhere_live_for_ever() -> Any:
     from penstock.actors import cluster
 
     return mock.patch.object(cluster, "program_has_ended", return_value=False)
+
+
+@planted_fault(
+    "penstock/runtime/operators/windows.py",
+    Test("tests/runtime/test_early_sessions.py::test_the_bounds_of_a_result_are_those_of_its_records"),
+)
+def _early_results_wait_anew() -> Any:
+    """Each record that makes a session longer puts its early result off."""
+
+    def forgets(self: Any, window: Any) -> None:
+        self._times.pop(window, None)
+
+    return mock.patch.object(_Due, "remove", forgets)
+
+
+@planted_fault(
+    "penstock/runtime/operators/window_functions.py",
+    Test("tests/runtime/test_early_sessions.py::test_the_bounds_of_a_result_are_those_of_its_records"),
+)
+def _failed_records_make_sessions_longer() -> Any:
+    """A session gets the bounds of a record before it is known whether the record can be added."""
+    return mock.patch.object(_Accumulated, "try_out", return_value=None)
