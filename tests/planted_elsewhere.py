@@ -12,8 +12,8 @@ from penstock.placement import refinement
 from penstock.runtime.lifecycle import Machine
 from penstock.runtime.operators.window_functions import _Accumulated
 from penstock.runtime.operators.windowing import _Windowing
-from penstock.runtime.records import class_evolution, enum_classes, remade
 from penstock.runtime.operators.windows import _Due
+from penstock.runtime.records import class_evolution, enum_classes, remade
 from penstock.runtime.records.key_groups import KeyGroups
 from penstock.runtime.sinks.parts import PartsWriter
 from penstock.runtime.worker.task import Task
