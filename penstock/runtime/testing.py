@@ -120,8 +120,8 @@ def run(
     2024-01-01 00:00 UTC), and each look at it adds a microsecond. When nothing is left to do, it jumps to the next
     timer, to the next record of a paced source, or to the end of a `Pause` among the records. Only a reader that uses
     another clock than that of its context makes the run wait in real time; a paced record costs some tenths of a
-    millisecond of computing, whatever its rate is. The calls of `map_async` are made for real
-    too, and their timeouts count real time: the run stands still until all calls that are under way have ended.
+    millisecond of computing, whatever its rate is. The calls of `map_async` are made for real too, and their timeouts
+    count real time: the run stands still until all calls that are under way have ended.
 
     The run is as strict as a job. RecordError is raised for an error of a user's function, for records and state that
     cannot be pickled, and for keys whose hash differs between processes. FlowError is raised when the flow cannot be
