@@ -6,8 +6,9 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -23,7 +24,7 @@ from penstock.runtime.records.key_groups import key_groups
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.state.aggregate import merge_of
-from penstock.runtime.state.keyed import KeyedWhole, StageState
+from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, StageState
 
 GROUPS = 16
 STATE = {f"key {i}": i for i in range(200)}
@@ -249,6 +250,49 @@ def test_keys_whose_class_has_lost_a_field_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setitem(class_evolution._lost, Account, ["branch"])
     with pytest.raises(FlowError, match=r"operator 'count' has keys of the class Account, which had .*'branch'"):
         [read_changed(plan, task, entries, get, other_program=True) for task in plan.tasks]
+
+
+@dataclass(frozen=True)
+class Holder:
+    key: Any
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """As of a program that was edited: the tag is new, and another one each time a key is read."""
+
+    name: str
+    tag: str = field(default_factory=lambda: uuid4().hex)
+
+    def __reduce__(self) -> Any:
+        return Tagged, (self.name,)
+
+
+@pytest.mark.parametrize("around", [lambda key: key, lambda key: (1, ("x", key)), Holder])
+@pytest.mark.parametrize("title", ["state", "nested:map:last", "nested:deadlines:event:"])
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_keys_with_a_new_field_that_differs_each_time_are_refused(
+    tasks: int, title: str, around: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task would read other keys, which may belong to several tasks or to none, and deltas name no saved key."""
+    key = around(Tagged("a"))
+    place: Any = (key, 5) if title.startswith("nested") else key
+    first, later = KeyedWhole({place: 1}), KeyedDelta([], [], [place], size=0)
+    entries = saved(flow_of(1, 1, 1).plan())
+    at = next(i for i, entry in enumerate(entries) if "count" in entry.operators)
+    parts = [
+        b"".join(encode_snapshot({"count": (StageState({title: delta}), (0,) * 4)}, GROUPS)) for delta in (first, later)
+    ]
+    blobs = [Blob(f"part {i}", len(part), 0, part) for i, part in enumerate(parts)]
+    plan = flow_of(1, tasks, 1).plan()
+    monkeypatch.setitem(class_evolution._varying, Tagged, ["tag"])
+    says = r"operator 'count' has keys of the class Tagged, which had no fields 'tag' .* Give .* a plain default"
+    for some in (blobs, blobs[:1]):
+        entries[at] = replace(entries[at], operators=["count"], blobs=some)
+        for task in plan.tasks:
+            if "count" in [operator.name for operator in plan.chains[task.chain].operators]:
+                with pytest.raises(FlowError, match=says):
+                    read_changed(plan, task, entries, get, other_program=True)
 
 
 def test_what_has_ended_says_nothing_again() -> None:

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from enum import Enum, Flag, IntEnum, IntFlag
 from typing import Any, Generic, NamedTuple, TypeVar
+from uuid import uuid4
 
 import msgspec
 import pytest
 
 from penstock.runtime.errors import CodecError
 from penstock.runtime.records import class_evolution, enum_classes
-from penstock.runtime.records.class_evolution import differs, layout, stand_in, without_fields
+from penstock.runtime.records.class_evolution import differs, layout, stand_in, with_varying_fields, without_fields
 from penstock.runtime.records.codec import PICKLE, decode
 
 T = TypeVar("T")
@@ -317,6 +318,36 @@ def test_keys_whose_class_lost_a_field_are_known(kind: str, monkeypatch: pytest.
     for one in (key, key[1], frozenset([key]), holder(key), struct(key)):
         assert without_fields(one) == (after, ["zone"])
     assert without_fields((1, "a", holder(2))) is None
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [(then, now) for then in ("array", "tuple") for now in ("frozen", "frozen slots", "array")]
+    + [("frozen", "frozen"), ("frozen slots", "frozen")],
+)
+def test_keys_whose_class_got_a_field_that_differs_each_time_are_known(
+    then: str, now: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(class_evolution, "_varying", {})
+    made: Any = msgspec.field if now == "array" else field
+    before = declared("Acc", [("name", str)], then)
+    for new in (("zone", str, "x"), ("zone", tuple, made(default_factory=tuple))):
+        assert (
+            with_varying_fields(
+                moved(before("a"), {"Acc": before}, {"Acc": declared("Acc", [("name", str), new], now)})
+            )
+            is None
+        )
+    if now != "array":
+        new = ("at", str, field(default_factory=lambda: str(uuid4()), compare=False))
+        after = declared("Acc", [("name", str), new], now)
+        assert with_varying_fields(moved(before("a"), {"Acc": before}, {"Acc": after})) is None
+    after = declared("Acc", [("name", str), ("tag", str, made(default_factory=lambda: str(uuid4())))], now)
+    key = moved((1, before("a")), {"Acc": before}, {"Acc": after})
+    holder = declared("Holder", [("key", Any)], "frozen")
+    for one in (key, key[1], frozenset([key]), holder(key)):
+        assert with_varying_fields(one) == (after, ["tag"])
+    assert with_varying_fields((1, "a", holder(2))) is None
 
 
 @pytest.mark.parametrize("kind", [Enum, IntEnum, Flag, IntFlag])

@@ -18,7 +18,7 @@ from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.program.plan import Plan, TaskId
-from penstock.runtime.records.class_evolution import without_fields
+from penstock.runtime.records.class_evolution import with_varying_fields, without_fields
 from penstock.runtime.sources.base import Split, share
 from penstock.runtime.state.keyed import Counters, SavedState
 from penstock.runtime.worker.run_loop import Saved
@@ -157,7 +157,7 @@ def check(plan: Plan, saved: Mapping[str, str], key_groups: int) -> None:
 def _keyed(
     operator: Operator, savers: list[TaskEntry], get: Get, groups: set[int], key_groups: int, other_program: bool
 ) -> SavedState:
-    merged = Merged(key_groups)
+    merged = Merged(key_groups, _check_keys if other_program else None)
     for entry in savers:
         # A task that had ended has emitted its last results, and no other task may emit them again.
         if not entry.finished and (other_program or entry.groups is None or not groups.isdisjoint(entry.groups)):
@@ -166,23 +166,28 @@ def _keyed(
         for entry in savers:
             if entry.index == 0:
                 merged.add_shared((get(blob) for blob in entry.blobs), {operator.name})
-    state = merged.operators.get(operator.name, SavedState())
-    if other_program:
-        for entries in state.maps.values():
-            _check_fields(operator, entries)
-    return state
+    return merged.operators.get(operator.name, SavedState())
 
 
-def _check_fields(operator: Operator, keys: Iterable[Any]) -> None:
-    """Raises FlowError when keys are of a class that has lost fields. Several keys may have become equal, and only one
-    of them would keep its state."""
+def _check_keys(operator: str, keys: Iterable[Any]) -> None:
+    """Raises FlowError when keys are of a class that has lost fields, or that has new ones with another value each
+    time. In the first case several keys may have become equal, and only one of them would keep its state. In the second
+    case one key would become several, and each task would find another one in what was saved."""
     for key in keys:
         if (found := without_fields(key)) is not None:
             class_, fields = found
             raise FlowError(
-                f"operator {operator.name!r} has keys of the class {class_.__qualname__}, which had the fields "
+                f"operator {operator!r} has keys of the class {class_.__qualname__}, which had the fields "
                 f"{names(fields)} when they were saved. Keys that differed in these fields only are equal now, and "
                 "a key can have the state of one only. Keep the fields of a class of keys"
+            )
+        if (found := with_varying_fields(key)) is not None:
+            class_, fields = found
+            raise FlowError(
+                f"operator {operator!r} has keys of the class {class_.__qualname__}, which had no fields "
+                f"{names(fields)} when they were saved. A default_factory may make another value each time that a key "
+                "is read, so that one key becomes several, which are not equal. Give a new field of a class of keys a "
+                "plain default"
             )
 
 

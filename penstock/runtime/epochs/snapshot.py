@@ -77,6 +77,9 @@ States = dict[str, "tuple[StageState | None, Counters]"]
 #: The bytes of a snapshot, or a function that reads them piece by piece.
 Bytes: TypeAlias = Buffer | Iterator[Buffer]
 
+#: Looks at keys of this operator that were read, and raises an error if they cannot be used.
+CheckKeys: TypeAlias = Callable[[str, Iterable[Any]], None]
+
 
 class _Segments(Protocol):
     """Takes the encoded parts of a snapshot, one after the other: a list, or what writes them away at once."""
@@ -305,10 +308,12 @@ def counters_of(snapshot: Bytes) -> dict[str, Counters]:
 
 
 class Merged:
-    """The combined states of several tasks: operator -> map -> entries, for some key groups."""
+    """The combined states of several tasks: operator -> map -> entries, for some key groups. `check` is called with the
+    name of an operator and with keys that were read, before anything is done with them."""
 
-    def __init__(self, key_groups: int) -> None:
+    def __init__(self, key_groups: int, check: CheckKeys | None = None) -> None:
         self.key_groups = key_groups
+        self._check = check
         self.operators: dict[str, SavedState] = {}
 
     def add_task(
@@ -317,7 +322,7 @@ class Merged:
         """Adds the state of one task from its snapshots, the oldest (a base) first, for these key groups and operators
         (None: all). The snapshots are read one by one, so they need not all be in memory. Maps that tasks share are
         left out, because they belong to no key group."""
-        chain = Chain(self.key_groups, operators, complete=True, shared=groups is None)
+        chain = Chain(self.key_groups, operators, complete=True, shared=groups is None, check=self._check)
         for snapshot in snapshots:
             chain.add(snapshot)
         for name, state in chain.states().items():
@@ -338,7 +343,7 @@ class Merged:
 
     def add_shared(self, snapshots: Iterable[Bytes], operators: Container[str]) -> None:
         """Adds what the first task of these operators has saved for all of their tasks."""
-        chain = Chain(self.key_groups, operators, complete=True, shared=True, keyed=False)
+        chain = Chain(self.key_groups, operators, complete=True, shared=True, keyed=False, check=self._check)
         for snapshot in snapshots:
             chain.add(snapshot)
         for name, state in chain.states().items():
@@ -396,6 +401,7 @@ class Chain:
     complete: bool = False
     shared: bool = True  # whether it takes maps that tasks share
     keyed: bool = True  # whether it takes other maps
+    check: CheckKeys | None = None  # see Merged
     operators: dict[str, SavedState] = field(default_factory=dict)
     count: int = 0  # the number of snapshots so far
     # By operator and name of the map: the number of the snapshot that has the whole map.
@@ -483,7 +489,10 @@ class Chain:
                 return
             for chunk in kept.chunks:
                 codec, length = chunk.keys
-                _put_in(entries, decode_map(codec, reading.take(length)))
+                some = decode_map(codec, reading.take(length))
+                if self.check is not None:
+                    self.check(place[0], some)
+                _put_in(entries, some)
             return
         chunks = kept.chunks
         if kept.known >= 0:
@@ -496,6 +505,9 @@ class Chain:
         merge = merge_of(kept.merge) if kept.merge else None
         for chunk in chunks:
             keys, values, gone = _lists(chunk, reading)
+            if self.check is not None:
+                self.check(place[0], keys)
+                self.check(place[0], gone)
             if merge is not None:
                 merge(entries, iter(keys), iter(values))
                 continue
@@ -516,7 +528,10 @@ class Chain:
         for chunk in kept.chunks[: kept.placed]:
             codec, length = chunk.keys
             if length:
-                new += decode(codec, reading.take(length), saved=True)
+                some = decode(codec, reading.take(length), saved=True)
+                if self.check is not None:
+                    self.check(place[0], some)
+                new += some
             codec, length = chunk.values
             if length:
                 values.append((codec, bytes(reading.take(length))))

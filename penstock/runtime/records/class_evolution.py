@@ -55,6 +55,9 @@ _code_of_arguments: Any = namedtuple("_Some", "one").__getnewargs__.__code__  # 
 _layouts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _stand_ins: dict[tuple[type, str], type] = {}
 _lost: dict[type, list[str]] = {}  # classes whose objects had more fields when they were saved, and these fields
+# Classes with new fields whose values are made anew for each saved object, and may differ each time. And these fields.
+_varying: dict[type, list[str]] = {}
+_EQUAL_EACH_TIME = (tuple, frozenset, str, bytes, int, float, bool, complex, list, dict, set)
 
 
 def layout(class_: type) -> str:
@@ -90,10 +93,20 @@ def stand_in(class_: type, saved: str) -> type:
 def without_fields(key: Any) -> tuple[type, list[str]] | None:
     """Returns the class of a key, or of a part of the key, that has lost fields since objects of it were saved, with
     these fields."""
-    if not _lost:
+    return _part_of(_lost, key)
+
+
+def with_varying_fields(key: Any) -> tuple[type, list[str]] | None:
+    """Returns the class of a key, or of a part of the key, that has got fields since objects of it were saved which
+    make one saved key unequal to itself when it is read twice, with these fields."""
+    return _part_of(_varying, key)
+
+
+def _part_of(classes: dict[type, list[str]], key: Any) -> tuple[type, list[str]] | None:
+    if not classes:
         return None
-    if (gone := _lost.get(type(key))) is not None:
-        return type(key), gone
+    if (fields := classes.get(type(key))) is not None:
+        return type(key), fields
     parts: Any = ()
     if isinstance(key, tuple | frozenset):
         parts = key
@@ -101,7 +114,7 @@ def without_fields(key: Any) -> tuple[type, list[str]] | None:
         parts = (getattr(key, field.name) for field in dataclasses.fields(key))
     elif is_struct(type(key)):  # a key of a map of a key's own
         parts = (getattr(key, name) for name in key.__struct_fields__)
-    return next((found for part in parts if (found := without_fields(part)) is not None), None)
+    return next((found for part in parts if (found := _part_of(classes, part)) is not None), None)
 
 
 def called_class(class_: type) -> str:
@@ -171,7 +184,7 @@ class _Quiet:
 
 def _made(class_: type, saved: list[str]) -> type:
     now = _defaults(class_)
-    gone = _gone(class_, saved, now)
+    gone = _changed(class_, saved, now)
 
     def completed(one: Any, state: Any) -> None:
         object.__setattr__(one, "__class__", class_)
@@ -246,7 +259,7 @@ def _taking_values(class_: type, kind: str, saved: list[str]) -> type:
     if _kind(class_) is None:
         return _refusing(class_, kind, saved)
     now = _defaults(class_)
-    gone = _gone(class_, saved, now)
+    gone = _changed(class_, saved, now)
 
     def new(_: type, *args: Any, **kwargs: Any) -> Any:
         values = kwargs or dict(zip(saved, args, strict=True))
@@ -306,12 +319,24 @@ def _defaults(class_: Any) -> dict[str, Any]:
     return {field.name: field for field in dataclasses.fields(class_)}
 
 
-def _gone(class_: type, saved: list[str], now: dict[str, Any]) -> list[str]:
-    """Returns the fields that a class has no more, and notes them."""
+def _changed(class_: type, saved: list[str], now: dict[str, Any]) -> list[str]:
+    """Returns the fields that a class has no more. Notes them, and new ones that a key must not have."""
     gone = [name for name in saved if name not in now]
     if gone:
         _lost[class_] = gone
+    varying = [name for name, default in now.items() if name not in saved and _varies(default)]
+    if varying:
+        _varying[class_] = varying
     return gone
+
+
+def _varies(default: Any) -> bool:
+    """Whether objects with this default may be unequal for no other reason."""
+    if isinstance(default, Factory):
+        return default.factory not in _EQUAL_EACH_TIME
+    if not isinstance(default, dataclasses.Field) or not default.compare:
+        return False
+    return not isinstance(default.default_factory, _Missing) and default.default_factory not in _EQUAL_EACH_TIME
 
 
 def _fitting(class_: type, values: dict[str, Any], now: dict[str, Any], gone: list[str]) -> dict[str, Any]:
