@@ -154,10 +154,35 @@ def _pickles_itself(class_: Any) -> bool:
     )
 
 
-class _Acting(type):
-    """Passes to the class everything else that a pickle does with the stand-in."""
+class _StandIn(type):
+    """The type of all stand-ins. The program may have saved the class itself, and gets the stand-in in its place, which
+    is to be the class in all that Python asks."""
 
     _class: type
+
+    def __eq__(cls, other: object) -> bool:
+        return _real(other) is cls._class
+
+    def __hash__(cls) -> int:
+        return hash(cls._class)
+
+    def __getitem__(cls, parameters: Any) -> Any:
+        return cls._class[parameters]  # type: ignore[index]
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls._class)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(_real(subclass), cls._class)
+
+
+def _real(class_: Any) -> Any:
+    """Returns the class for which a stand-in stands, or what else it was given."""
+    return class_._class if isinstance(class_, _StandIn) else class_
+
+
+class _Acting(_StandIn):
+    """Passes to the class everything else that a pickle does with the stand-in."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls._class(*args, **kwargs)
@@ -165,12 +190,6 @@ class _Acting(type):
     def mro(cls) -> list[type]:
         # The class cannot be a second base, because the stand-in must have the same layout in memory as the class.
         return [cls, _Quiet, *cls.__bases__[0].__mro__]
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is cls._class
-
-    def __hash__(cls) -> int:
-        return hash(cls._class)
 
 
 class _Quiet:
@@ -202,7 +221,7 @@ def _made(class_: type, saved: list[str]) -> type:
 
     kind = type(class_)
     acting: Any = type("Acting", (_Acting,) if kind is type else (_Acting, kind), {})
-    members: dict[str, Any] = {"__slots__": (), "_class": class_}
+    members: dict[str, Any] = {"__slots__": (), "_class": class_, "__doc__": class_.__doc__}
     members |= {"__module__": class_.__module__, "__qualname__": class_.__qualname__}
     # An object without fields may have no state, and then pickle does not call __setstate__.
     members |= {"__setstate__": completed} if saved else {"__new__": made}
@@ -222,11 +241,9 @@ def _fill(one: Any, values: dict[str, Any]) -> None:
             attributes[name] = value
 
 
-class _Taking(type):
+class _Taking(_StandIn):
     """The type of stand-ins that get all values of an object at once. Everything else that is done with the stand-in is
     done with the class."""
-
-    _class: type
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # So pickle makes structs. But the program may have saved the class itself, and then calls it as it is today.
@@ -237,21 +254,6 @@ class _Taking(type):
 
     def __getattr__(cls, name: str) -> Any:
         return getattr(cls._class, name)
-
-    def __getitem__(cls, parameters: Any) -> Any:
-        return cls._class[parameters]  # type: ignore[index]
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls._class)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, cls._class)
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is cls._class
-
-    def __hash__(cls) -> int:
-        return hash(cls._class)
 
 
 def _taking_values(class_: type, kind: str, saved: list[str]) -> type:
