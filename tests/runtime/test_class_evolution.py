@@ -287,6 +287,20 @@ def test_attributes_that_are_no_fields_stay() -> None:
     assert vars(moved(one, {"Acc": before}, {"Acc": after})) == {"name": "a", "n": 3, "seen": True}
 
 
+@pytest.mark.parametrize("now", ["slots", "frozen slots"])
+@pytest.mark.parametrize("more", [[], [("n", int, 3)]])
+def test_attributes_that_are_no_fields_are_dropped_where_a_class_with_slots_has_no_place(now: str, more: Any) -> None:
+    before = declared("Acc", [("name", str)], "plain")
+    one = before("a")
+    one.seen, one.kept = True, 5  # type: ignore[attr-defined]
+    made = declared("Acc", [("name", str), *more], now)
+    after = type("Acc", (made,), {"__slots__": ("kept",)})
+    assert moved(one, {"Acc": before}, {"Acc": made}) == made("a")
+    found = moved(one, {"Acc": before}, {"Acc": after})
+    assert (found.name, found.kept) == ("a", 5)
+    assert not hasattr(found, "seen")
+
+
 def test_what_a_program_does_with_its_classes_is_not_done_with_stand_ins() -> None:
     made: list[type] = []
 

@@ -231,14 +231,17 @@ def _made(class_: type, saved: list[str]) -> type:
 
 
 def _fill(one: Any, values: dict[str, Any]) -> None:
-    """Gives the fields and other attributes of an object of a dataclass their values."""
-    class_ = type(one)
+    """Gives the fields and other attributes of an object of a dataclass their values. Drops attributes for which the
+    class has no place."""
+    class_: Any = type(one)
     attributes = getattr(one, "__dict__", None)
     for name, value in values.items():
-        if attributes is None or isinstance(getattr(class_, name, None), MemberDescriptorType):
+        if isinstance(getattr(class_, name, None), MemberDescriptorType):
             object.__setattr__(one, name, value)
-        else:
+        elif attributes is not None:
             attributes[name] = value
+        elif name in class_.__dataclass_fields__:
+            object.__setattr__(one, name, value)
 
 
 class _Taking(_StandIn):
