@@ -458,6 +458,14 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
             "Open it in the worker: in the function, or in open() or",
         ),
     ),
+    "open file of a base class": (
+        lambda: some().map(type("Sub", (_class_in_main(log=opened()),), {"__module__": "__main__"})()),
+        ("the class attribute 'log' of the base class Logging of its class Sub is <_io.TextIOWrapper",),
+    ),
+    "open file of a function": (
+        lambda: some().map(_with_attribute(_in_main(guarded, 1), opened())),
+        ("the attribute 'log' is <_io.TextIOWrapper",),
+    ),
     "open file of a class that tasks make": (
         lambda: some().map(_class_in_main(log=opened())),
         ("the class attribute 'log' of", "cannot pickle the open file"),
@@ -528,6 +536,11 @@ def _class_in_main(**members: Any) -> type[Any]:
     found = type("Logging", (), {"__call__": _in_main(lambda self, record: record), **members})
     found.__module__ = "__main__"
     return found
+
+
+def _with_attribute(function: Any, log: Any) -> Any:
+    function.log = log
+    return function
 
 
 def _in_main(function: Callable[..., Any], held: Any = held) -> Callable[..., Any]:

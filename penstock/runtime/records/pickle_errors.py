@@ -76,6 +76,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         for name, attribute in list(vars(value).items()):
             if not (name.startswith("__") and name.endswith("__")) or isinstance(attribute, FunctionType):
                 yield f"the class attribute {name!r}", attribute
+        for base in value.__bases__:
+            yield f"the base class {base.__qualname__}", base
     else:
         yield from _attributes(value)
 
@@ -95,6 +97,8 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield f"the global variable {name!r} that it uses", function.__globals__[name]
     for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
         yield "the default of a parameter", default
+    for name, attribute in list(vars(function).items()):
+        yield f"the attribute {name!r}", attribute
 
 
 def _names(code: CodeType) -> set[str]:
