@@ -271,6 +271,16 @@ def test_a_new_field_without_a_default_is_an_error(then: str, now: str) -> None:
         moved(before("a"), {"Acc": before}, {"Acc": after})
 
 
+@pytest.mark.parametrize("now", ["plain", "struct"])
+def test_a_default_factory_that_raises_is_named(now: str) -> None:
+    made: Any = msgspec.field if now == "struct" else field
+    before = declared("Acc", [("name", str)], "struct")
+    after = declared("Acc", [("name", str), ("n", float, made(default_factory=lambda: 1 / 0))], now)
+    says = r"^Acc .* has the field 'n', .* its default_factory has raised an error: ZeroDivisionError: division by zero"
+    with pytest.raises(CodecError, match=says):
+        moved(before("a"), {"Acc": before}, {"Acc": after})
+
+
 def test_objects_without_any_field() -> None:
     before = declared("Acc", [], "plain")
     after = declared("Acc", [("n", int, 3)], "plain")

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from penstock.runtime.errors import CodecError
+from penstock.runtime.errors import CodecError, describe, is_interrupt
 from penstock.runtime.records.struct_classes import Factory, has_keywords, is_struct
 
 _Missing = type(dataclasses.MISSING)
@@ -355,7 +355,7 @@ def _fitting(class_: type, values: dict[str, Any], now: dict[str, Any], gone: li
 
 def _default(class_: type, name: str, default: Any, gone: list[str]) -> Any:
     if isinstance(default, Factory):  # of a struct
-        return default.factory()
+        return _from_factory(class_, name, default.factory)
     # A class that came from another process has brought its own MISSING.
     if not isinstance(default, dataclasses.Field):
         if not isinstance(default, _Missing):
@@ -363,8 +363,7 @@ def _default(class_: type, name: str, default: Any, gone: list[str]) -> Any:
     elif not isinstance(default.default, _Missing):
         return default.default
     elif not isinstance(default.default_factory, _Missing):
-        factory: Any = default.default_factory
-        return factory()
+        return _from_factory(class_, name, default.default_factory)
     lost = f" (they had {', '.join(map(repr, gone))}, which the class has no more)" if gone else ""
     raise CodecError(
         f"{called_class(class_)} has the field {name!r}, which objects of that class did not have when they were saved "
@@ -372,3 +371,15 @@ def _default(class_: type, name: str, default: Any, gone: list[str]) -> Any:
         "it was. For other values, keep the class, give the new one another name and convert the objects in a function "
         "of the flow"
     )
+
+
+def _from_factory(class_: type, name: str, factory: Any) -> Any:
+    try:
+        return factory()
+    except BaseException as error:  # it is the program's, and may raise anything
+        if is_interrupt(error):
+            raise
+        raise CodecError(
+            f"{called_class(class_)} has the field {name!r}, which objects of that class did not have when they were "
+            f"saved by an earlier program, and its default_factory has raised an error: {describe(error)}"
+        ) from error
