@@ -24,7 +24,7 @@ from penstock.runtime.records.key_groups import key_groups
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.state.aggregate import merge_of
-from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, StageState
+from penstock.runtime.state.keyed import KeyedDelta, KeyedValues, KeyedWhole, StageState
 
 GROUPS = 16
 STATE = {f"key {i}": i for i in range(200)}
@@ -239,8 +239,26 @@ def test_keys_that_have_become_equal_are_refused() -> None:
     state = {Account(name, "lost"): 1 for i in range(20) for name in (f"k{i}", f"K{i}")}
     entries = entries_of(state, flow_of(1, 4, 1).plan(), lambda account: account.name)
     plan = flow_of(1, 4, 1).plan()
-    with pytest.raises(FlowError, match="operator 'count': several keys that were saved are now equal, to 'K"):
+    says = (
+        "operator 'count': several keys that were saved are now equal, to 'K.* members of an Enum class .* the values"
+    )
+    with pytest.raises(FlowError, match=says):
         [read_changed(plan, task, entries, get, other_program=True) for task in plan.tasks]
+
+
+def test_keys_that_are_not_hashable_any_more_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = flow_of(1, 1, 1).plan()
+    entries = saved(plan)
+    at = next(i for i, entry in enumerate(entries) if "count" in entry.operators)
+    for delta in (KeyedDelta([(1, Account("a"))], [1], []), KeyedValues(0, [Account("a")], {Account("a"): 1})):
+        data = b"".join(encode_snapshot({"count": (StageState({"state": delta}), (0,) * 4)}, GROUPS))
+        entries[at] = replace(entries[at], operators=["count"], blobs=[Blob("part", len(data), 0, data)])
+        with monkeypatch.context() as patch:
+            patch.setattr(Account, "__hash__", None)
+            with pytest.raises(
+                FlowError, match=r"^operator 'count': Account .* is not hashable, and objects of it were"
+            ):
+                [read_changed(plan, task, entries, get, other_program=True) for task in plan.tasks]
 
 
 def test_keys_whose_class_has_lost_a_field_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

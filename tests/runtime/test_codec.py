@@ -8,7 +8,7 @@ import math
 import struct
 import sys
 import threading
-from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -334,6 +334,68 @@ def test_a_record_that_cannot_be_made_again_is_named(record: object, words: str)
         vars(record["deep"][0])["a"] = 1
     code, payload = encode([{1}, record, {2}])
     with pytest.raises(CodecError, match=f"records cannot be unpickled here: {words}.*__reduce__ method"):
+        decode(code, payload)
+
+
+class Edited:
+    """What the class was when its objects were saved, and what it is now, is set by the test."""
+
+
+def class_of_kind(kind: str) -> Any:
+    namespace = {"__module__": __name__, "__qualname__": "Edited"}
+    if kind == "dataclass":
+        namespace["__annotations__"] = {"n": int}  # type: ignore[assignment]
+        return dataclass(type("Edited", (), namespace))
+    if kind == "not hashable":
+        return type("Edited", (), {**namespace, "__hash__": None})
+    bases = {"list": list, "dict": dict, "set": set, "struct": msgspec.Struct, "plain": object, "deque": deque}
+    return type(bases[kind])("Edited", (bases[kind],), namespace)
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "now", "words"),
+    [
+        ("dict", lambda made: made(a=1), "dataclass", "was a dict when objects of it were saved, and is another kind"),
+        ("dict", lambda made: made(a=1, b=2), "list", "was a dict when objects of it were saved, and is another kind"),
+        ("list", lambda made: made([1]), "dict", "was a list when objects of it were saved, and is another kind"),
+        ("list", lambda made: made([1, 2]), "plain", "was a list when objects of it were saved, and is another kind"),
+        ("plain", lambda made: made(), "struct", "is a msgspec.Struct now, and was none when objects of it were saved"),
+        ("dict", lambda made: made(a=1), "struct", "is a msgspec.Struct now, and was none when objects of it"),
+        ("plain", lambda made: {made(): 1}, "not hashable", "is not hashable, and objects of it were saved as keys"),
+        ("plain", lambda made: {1: 1, (1, made()): 1}, "dataclass", "is not hashable, and objects of it were saved"),
+        ("plain", lambda made: {made()}, "not hashable", "is not hashable, and objects of it were saved as keys"),
+        ("plain", lambda made: frozenset([made()]), "not hashable", "is not hashable, and objects of it were saved"),
+    ],
+)
+def test_a_class_that_has_become_another_kind_of_class_is_named(
+    before: str, value: Any, now: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "Edited", class_of_kind(before))
+    code, payload = encode(["x", {"deep": [value(Edited)]}])
+    monkeypatch.setattr(sys.modules[__name__], "Edited", class_of_kind(now))
+    says = rf"Edited \(of module {__name__}\) {words}.*Keep the class as it was, give the new class another name"
+    with pytest.raises(CodecError, match=says):
+        decode(code, payload, saved=True)
+
+
+def test_a_class_of_keys_that_is_not_hashable_any_more_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    [(code, payload)] = encode_map({1: 1, (2, Edited()): 2})
+    monkeypatch.setattr(sys.modules[__name__], "Edited", class_of_kind("not hashable"))
+    with pytest.raises(CodecError, match=r"Edited .* is not hashable, and objects of it were saved as keys\. Keep the"):
+        decode_map(code, payload)
+
+
+class Choosy(list[int]):
+    def extend(self, values: Any) -> None:
+        raise ValueError("no more")
+
+
+def test_a_list_that_does_not_take_its_items_is_named() -> None:
+    """It is a list still."""
+    code, payload = encode([{1}, Choosy([1, 2])])
+    with pytest.raises(
+        CodecError, match=r"ValueError: no more.*record: an object of Choosy .* does not take its items"
+    ):
         decode(code, payload)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.runtime.errors import CodecError
 from penstock.runtime.records import pickling
 
 SCRIPT = Path(__file__).with_name("pickling_main.py")
@@ -110,6 +111,12 @@ def test_open_files_do_not_travel(mode: str, tmp_path: Path) -> None:
                 pickling.dumps(value)
             with pytest.raises(TypeError, match=r"cannot pickle the open file '.*/words'"):
                 pickling.Program().dumps(value)
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "class"), (1, "second class"), (3, "4th class")])
+def test_a_class_of_the_same_name_that_is_gone_is_named_with_its_number(number: int, words: str) -> None:
+    with pytest.raises(CodecError, match=f"^there is no {words} Gone of module __main__ in this program"):
+        pickling._find("of another program", "__main__", "Gone", number)
 
 
 def test_what_cannot_be_pickled_raises() -> None:

@@ -19,6 +19,7 @@ from penstock.runtime.operators.ends import Read
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.program.plan import Plan, TaskId
 from penstock.runtime.records.class_evolution import with_varying_fields, without_fields
+from penstock.runtime.records.pickling import unhashable
 from penstock.runtime.sources.base import Split, share
 from penstock.runtime.state.keyed import Counters, SavedState
 from penstock.runtime.worker.run_loop import Saved
@@ -174,6 +175,11 @@ def _check_keys(operator: str, keys: Iterable[Any]) -> None:
     time. In the first case several keys may have become equal, and only one of them would keep its state. In the second
     case one key would become several, and each task would find another one in what was saved."""
     for key in keys:
+        if (unfit := unhashable([key])) is not None:
+            raise FlowError(
+                f"operator {operator!r}: {unfit.words}. Keep the class as it was; or give the new class another name, "
+                "and start the job without the savepoint"
+            )
         if (found := without_fields(key)) is not None:
             class_, fields = found
             raise FlowError(

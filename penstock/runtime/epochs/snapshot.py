@@ -354,7 +354,8 @@ class Merged:
 def _now_equal(operator: str, key: str) -> FlowError:
     return FlowError(
         f"operator {operator!r}: several keys that were saved are now equal, to {key}, and a key can have the "
-        "state of one only. Give the class of the key the fields and the comparison that it had"
+        "state of one only. Give the class of the key the fields and the comparison that it had, and members of "
+        "an Enum class that are in the key the values that they had"
     )
 
 

@@ -11,7 +11,7 @@ that two records of a list refer to may come back as two equal objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.runtime._native import pack, pack_frames, pack_part, pack_value_frames
 from penstock.runtime.errors import CodecError, describe, is_interrupt, shorten
-from penstock.runtime.records.pickling import dumps, loads, unreadable_part
+from penstock.runtime.records.pickling import dumps, loads, unhashable, unreadable_part
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -135,6 +135,7 @@ class KeysNowEqual(CodecError):
 
 def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
     """Returns the dict that `encode_map` has encoded in this frame. Raises KeysNowEqual when keys have become equal."""
+    keys: list[Any] = []
     try:
         if code == MAP:
             return _decode_map(payload)
@@ -146,7 +147,7 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
         if is_interrupt(error):
             raise
         if code == PICKLE:
-            raise _unreadable("entries of a map", payload, error, saved=True) from error
+            raise _unreadable("entries of a map", payload, error, saved=True, keys=keys) from error
         raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {describe(error)}") from error
     if len(found) != len(keys):
         raise KeysNowEqual(keys)
@@ -184,17 +185,22 @@ def decode_value(payload: Buffer) -> Any:
         raise _unreadable("a value", payload, error, saved=True) from error
 
 
-def _unreadable(what: str, payload: Buffer, error: BaseException, saved: bool) -> CodecError:
+def _unreadable(what: str, payload: Buffer, error: BaseException, saved: bool, keys: Iterable[Any] = ()) -> CodecError:
     what = f"{what} cannot be unpickled here: {describe(error)}."
-    part = unreadable_part(payload)
+    part = unreadable_part(payload) or unhashable(keys)
+    if part and saved and part.kind_changed:
+        return CodecError(
+            f"{what} {part.words}. Keep the class as it was, give the new class another name and convert the objects "
+            "in a function of the flow, or start the job without the savepoint"
+        )
     if part and saved:
         return CodecError(
-            f"{what} The first such object: {part}. Its class may have been another one when the object was saved: "
-            "keep the class as it was, or give it a __setstate__ method that takes what was saved"
+            f"{what} The first such object: {part.words}. Its class may have been another one when the object was "
+            "saved: keep the class as it was, or give it a __setstate__ method that takes what was saved"
         )
     if part:
         return CodecError(
-            f"{what} The first such record: {part}. Give the class a __reduce__ method that returns what its "
+            f"{what} The first such record: {part.words}. Give the class a __reduce__ method that returns what its "
             "objects can be made from, or emit plain data in their stead (numbers, text, tuples, dicts, "
             "dataclasses). The error policy of an operator does not apply, because no operator has the record"
         )

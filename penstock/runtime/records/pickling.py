@@ -33,12 +33,12 @@ import threading
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import EnumMeta
 from itertools import count
 from types import FunctionType, ModuleType
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import cloudpickle
 
@@ -119,7 +119,15 @@ def _hosted() -> Program | None:
     return found
 
 
-def unreadable_part(data: bytes | bytearray | memoryview) -> str | None:
+class Unreadable(NamedTuple):
+    """Describes an object that cannot be made again. `kind_changed`: its class was another kind of class when it was
+    saved."""
+
+    words: str
+    kind_changed: bool
+
+
+def unreadable_part(data: bytes | bytearray | memoryview) -> Unreadable | None:
     """Describes the first object in these bytes that cannot be made again. None: nothing is wrong with any object, or
     a class is missing."""
     with io.BytesIO(data) as file:
@@ -127,6 +135,16 @@ def unreadable_part(data: bytes | bytearray | memoryview) -> str | None:
         with suppress(BaseException):  # the classes of the objects decide what unpickling them raises
             reader.load()
         return reader.problem
+
+
+def unhashable(keys: Iterable[Any]) -> Unreadable | None:
+    """Describes the first of these keys, or of their parts, that is not hashable. None: there is none."""
+    for key in keys:
+        if type(key).__hash__ is None:
+            return Unreadable(f"{_called(type(key))} is not hashable, and objects of it were saved as keys", True)
+        if isinstance(key, tuple) and (found := unhashable(key)) is not None:
+            return found
+    return None
 
 
 def copied(value: _Value) -> _Value:
@@ -204,6 +222,7 @@ class Program:
 
 
 _own: dict[Name, type] = {}  # see Program.prefer_own
+_ORDINALS = ("first", "second", "third")
 
 
 def join(data: bytes) -> Any:
@@ -299,25 +318,88 @@ def _noting(load: Callable[[Any], None]) -> Callable[[Any], None]:
         maker, given = reader.stack[-2:]  # a class or function with its arguments, or an object with its state
         try:
             load(reader)
-        except BaseException:
+        except BaseException as error:
             of = maker if callable(maker) else type(maker)
-            name = getattr(of, "__qualname__", type(of).__qualname__)
-            module = getattr(of, "__module__", None)
-            place = f" (of module {module})" if module not in (None, "builtins") else ""
-            reader.problem = f"an object of {name}{place} cannot be made again from {shorten(given, 100)}"
+            if isinstance(error, pickle.UnpicklingError | TypeError) and load is _load_new and is_struct(of):
+                words = f"{_called(of)} is a msgspec.Struct now, and was none when objects of it were saved"
+                reader.problem = Unreadable(words, True)
+            else:
+                words = f"an object of {_called(of)} cannot be made again from {shorten(given, 100)}"
+                reader.problem = Unreadable(words, False)
             raise
 
     return noting
+
+
+def _noting_items(load: Callable[[Any], None], code: str) -> Callable[[Any], None]:
+    """Returns the step of an unpickler that also notes which object does not take its items."""
+    kind, member = _TAKING_ITEMS[code.rstrip("S")]
+
+    def noting(reader: _Explaining) -> None:
+        if code.endswith("S"):  # many items, after a mark
+            holder, items = reader.metastack[-1][-1], list(reader.stack)
+        else:
+            at = -3 if code == "SETITEM" else -2
+            holder, items = reader.stack[at], reader.stack[at + 1 :]
+        try:
+            load(reader)
+        except BaseException:
+            called = _called(type(holder))
+            reader.problem = None if member == "append" else unhashable(items[:: 2 if member == "keys" else 1])
+            if reader.problem is not None or type(holder) in (list, dict, set):
+                pass
+            elif hasattr(holder, member):
+                reader.problem = Unreadable(f"an object of {called} does not take its items", False)
+            else:
+                words = f"{called} was {kind} when objects of it were saved, and is another kind of class now"
+                reader.problem = Unreadable(words, True)
+            raise
+
+    return noting
+
+
+# By the step of an unpickler: what takes items in it, and the name of a method that all such classes have.
+_TAKING_ITEMS = {
+    "APPEND": ("a list", "append"),
+    "SETITEM": ("a dict", "keys"),
+    "ADDITEM": ("a set", "add"),
+}
+_ITEMS = {name: getattr(pickle, name) for name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS")}
+_steps = pickle._Unpickler.dispatch
+_load_new = _steps[pickle.NEWOBJ[0]]
+
+
+def _noting_elements(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Returns the step of an unpickler that makes a frozenset, and also notes which element it cannot take."""
+
+    def noting(reader: _Explaining) -> None:
+        elements = list(reader.stack)
+        try:
+            load(reader)
+        except BaseException:
+            reader.problem = unhashable(elements)
+            raise
+
+    return noting
+
+
+def _called(of: Any) -> str:
+    name = getattr(of, "__qualname__", type(of).__qualname__)
+    module = getattr(of, "__module__", None)
+    return f"{name} (of module {module})" if module not in (None, "builtins") else str(name)
 
 
 class _Explaining(pickle._Unpickler):
     """The unpickler that is written in Python. It is slow, and can be watched, which the one in C cannot."""
 
     stack: list[Any]
-    problem: str | None = None
+    metastack: list[list[Any]]
+    problem: Unreadable | None = None
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        code: _noting(load) if code in (pickle.REDUCE[0], pickle.NEWOBJ[0], pickle.BUILD[0]) else load
-        for code, load in pickle._Unpickler.dispatch.items()
+        **_steps,
+        **{code[0]: _noting(_steps[code[0]]) for code in (pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD)},
+        **{code[0]: _noting_items(_steps[code[0]], name) for name, code in _ITEMS.items()},
+        pickle.FROZENSET[0]: _noting_elements(_steps[pickle.FROZENSET[0]]),
     }
 
 
@@ -401,10 +483,11 @@ def _find(token: str, module: str, qualified: str, number: int, saved: str = "")
     if found is None:
         found = None if _here is None else _here.find(name)
         if found is None:
+            number_of = f"{_ORDINALS[number] if number < len(_ORDINALS) else f'{number + 1}th'} " if number else ""
             raise CodecError(
-                f"there is no class {qualified} of module {module} in this program, and objects of it were saved or "
-                "sent. A program that continues from saved state must define the classes of the main script that are "
-                "in the state under the names that they had, and its flow must use them"
+                f"there is no {number_of}class {qualified} of module {module} in this program, and objects of it were "
+                "saved or sent. A program that continues from saved state must define the classes of the main script "
+                "that are in the state under the names that they had, and its flow must use them"
             )
         _classes[name] = found
     if saved and differs(found, saved):
