@@ -175,11 +175,15 @@ def _check_keys(operator: str, keys: Iterable[Any]) -> None:
     time. In the first case several keys may have become equal, and only one of them would keep its state. In the second
     case one key would become several, and each task would find another one in what was saved."""
     for key in keys:
-        if (unfit := unhashable([key])) is not None:
+        try:
+            hash(key)
+        except TypeError as error:
+            if (unfit := unhashable([key])) is None:
+                raise
             raise FlowError(
                 f"operator {operator!r}: {unfit.words}. Keep the class as it was; or give the new class another name, "
                 "and start the job without the savepoint"
-            )
+            ) from error
         if (found := without_fields(key)) is not None:
             class_, fields = found
             raise FlowError(
