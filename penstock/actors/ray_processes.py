@@ -171,7 +171,7 @@ class RayProcesses:
             if first:
                 with self._lock:
                     late = len(self._not_there)
-                raise CannotStart(self._missing(late), "resources") from error
+                raise CannotStart(self._too_slow(late), "resources") from error
             raise CannotStart(
                 f"its process was not ready within start_timeout_s={self._start_timeout_s:g} seconds", "died"
             ) from error
@@ -277,6 +277,16 @@ class RayProcesses:
         return (
             f"{self._workers - late} of {self._workers} workers have started, each takes {self._cpus:g} CPUs; "
             f"{free:g} of the cluster's {have:g} are free"
+        )
+
+    def _too_slow(self, late: int) -> str:
+        have, free = _cpus()
+        if free < late * self._cpus:
+            return self._missing(late)
+        return (
+            f"{late} of {self._workers} workers had not started within start_timeout_s={self._start_timeout_s:g} "
+            f"seconds, although the cluster has room for them ({free:g} of its {have:g} CPUs are free). Processes "
+            "start slowly on a machine that is busy: give more seconds. Otherwise Ray's logs say why."
         )
 
     def _missing(self, late: int) -> str:

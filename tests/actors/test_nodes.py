@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from ray.exceptions import GetTimeoutError
 
 import penstock as ps
 from penstock.actors import job_master, nodes, ray_processes
@@ -266,3 +267,28 @@ def test_a_worker_that_cannot_start_is_told_with_its_machine(monkeypatch: pytest
     worker = next(worker for worker in range(2) if found.node_id(worker) == "b")
     with pytest.raises(CannotStart, match=r"could not start on node b \(b\): .*/dev/shm has 0 free"):
         processes.start(worker, 0, 0, b"", 1e9)
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        (0.0, r"1 of 2 workers could not be placed within 60 s\. .* 0 free\. Use fewer workers"),
+        (15.0, r"1 of 2 workers had not started within start_timeout_s=60 seconds, although .*\(15 of its 16 CPUs are"),
+    ],
+)
+def test_a_worker_that_starts_too_slowly_is_not_called_one_without_room(
+    free: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: Any) -> Any:
+        raise GetTimeoutError
+
+    MadeUp(monkeypatch, a=2)
+    monkeypatch.setattr(ray_processes, "_get", late)
+    monkeypatch.setattr(ray_processes, "_cpus", lambda: (16.0, free))
+    monkeypatch.setattr(ray_processes.ray, "remote", lambda _: MagicMock())
+    monkeypatch.setattr(ray_processes.ray, "kill", lambda _: None)
+    found = reserved(PlacementOptions(nodes=1), 2)
+    processes = ray_processes.RayProcesses(JOB, found, None, 2, 1.0, WorkerOptions(None, 1024), 60.0, 60.0)
+    processes._not_there = {1}
+    with pytest.raises(CannotStart, match=words):
+        processes.start(1, 0, 0, b"", 1e9)

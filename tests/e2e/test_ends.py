@@ -153,12 +153,18 @@ def test_a_worker_that_cannot_load_the_program_in_time_fails_the_start(
         def __getstate__(self) -> dict[str, Any]:
             return {"anything": "but nothing"}
 
-    flow = ps.Flow(fresh_name())
-    flow.read(ps.sources.Memory(["a"])).map(Hanging()).write(ps.sinks.Null())
-    job = ps.run(flow, epoch_interval_s=None, start_timeout_s=10.0)
-    with pytest.raises(ps.JobFailed, match=r"had not loaded the job's program within start_timeout_s=10 seconds"):
-        job.wait(LIMIT_S, progress=False)
-    assert_gone(flow.name, [])
+    for limit_s in (10, 60):
+        flow = ps.Flow(fresh_name())
+        flow.read(ps.sources.Memory(["a"])).map(Hanging()).write(ps.sinks.Null())
+        job = ps.run(flow, epoch_interval_s=None, start_timeout_s=limit_s)
+        with pytest.raises((ps.JobFailed, ps.NotEnoughResources)) as failed:
+            job.wait(LIMIT_S, progress=False)
+        assert_gone(flow.name, [])
+        if not isinstance(failed.value, ps.NotEnoughResources):
+            break
+        # On a busy machine the worker's process may take longer than that to start.
+        assert "1 of 1 workers had not started within start_timeout_s=10 seconds, although" in str(failed.value)
+    assert f"had not loaded the job's program within start_timeout_s={limit_s} seconds" in str(failed.value)
 
 
 def test_master_killed_in_a_job_without_epochs(cluster: str, fresh_name: Callable[[], str]) -> None:
