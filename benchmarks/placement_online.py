@@ -166,7 +166,7 @@ def watched(bench: Bench, flow: ps.Flow, folder: Path, back_and_forth: int = 0) 
             wait_until(lambda: watch.moved is not None or monotonic_ns() / 1e9 > until, "tasks move")
             planned = watch.placer.status()["last"]
             if watch.moved is not None and rest_s is not None:
-                until = watch.moved + rest_s + max(_GIVE_UP_PERIODS * period, _GIVE_UP_S)
+                until = watch.moved + 2 * rest_s + max(_GIVE_UP_PERIODS * period, _GIVE_UP_S)
                 wait_until(lambda: watch.outcome is not None or monotonic_ns() / 1e9 > until, "the job has compared")
         # Nothing moves by itself any more.
         if watch.moved is not None and not back_and_forth:

@@ -43,11 +43,13 @@ _DEARER = 1.5
 _OTHER_HOPS = 2.0
 # After so many periods in a row that differ, what was smoothed counts.
 _UNSTEADY = 6
-# Tasks move back when records are older by more than this part, and in each of so many periods after the rest older
-# than in each of at most so many before the move.
+# Tasks move back when records are older by more than this part, and in each period of a second rest, or in each of so
+# many periods if these are longer, older than in each of at most so many periods before the move. Another program that
+# is busy for some seconds must move nothing.
 _SLOWER = 0.08
 _PERIODS_AFTER = 2
 _PERIODS_BEFORE = 4
+_LATENCIES = 30  # are kept, of the last periods
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,12 @@ class Replanner:
         costs = measured.costs(seen.message_bytes)
         told = resting(since_s, options)
         if told is None:
-            self._notice(seen.latency_s)
+            if seen.latency_s is not None:
+                self._latencies = [*self._latencies[-_LATENCIES:], seen.latency_s]
             if (move := self._has_moved_for(seen, measured.graph)) is not None:
                 self._wanted = False
-                return self._judged(move, seen, measured)
+                assert since_s is not None
+                return self._judged(move, since_s, seen, measured)
             told = hopeless(
                 seen.running, costs, options, seen.node_cost, seen.core_bytes_per_s, measured.records, seen.hops
             )
@@ -178,7 +182,8 @@ class Replanner:
         self._refused = None
         if self._hasty or self._periods >= 2 or self._wanted:
             crosses = cost(new, measured.graph, seen.node_cost)
-            self._proposed = Move(measured, crosses, seen.node_cost, seen.running, tuple(self._latencies))
+            ages = tuple(self._latencies[-_PERIODS_BEFORE:])
+            self._proposed = Move(measured, crosses, seen.node_cost, seen.running, ages)
             return new, verdict
         self._wanted = True
         return None, replace(verdict, adopt=False, reason=f"{verdict.reason}; tasks move if the next plan says so too")
@@ -212,16 +217,12 @@ class Replanner:
             return self._mean
         return seen.smooth if self._unsteady > _UNSTEADY else None
 
-    def _notice(self, latency_s: float | None) -> None:
-        """Takes how old records were in a period."""
-        if latency_s is not None:
-            self._latencies = [*self._latencies, latency_s][-_PERIODS_BEFORE:]
-
-    def _judged(self, move: Move, seen: Look, measured: Measured) -> tuple[Placement | None, Verdict]:
-        """Returns where tasks should run that have moved for the present load and traffic: where they are, or where
-        they were before, when records are older since."""
-        if not self._outcome and not move.back and move.latencies and len(self._latencies) >= _PERIODS_AFTER:
-            after = self._latencies[-_PERIODS_AFTER:]
+    def _judged(self, move: Move, since_s: float, seen: Look, measured: Measured) -> tuple[Placement | None, Verdict]:
+        """Returns where tasks should run that have moved for the present load and traffic so many seconds ago: where
+        they are, or where they were before, when records are older since."""
+        after = self._latencies
+        known = len(after) >= _PERIODS_AFTER and since_s >= 2 * self._options.rest_s
+        if known and not self._outcome and not move.back and move.latencies:
             ages = f"{_ms(after)} in the median, for {_ms(move.latencies)} before"
             if move.is_slower(after) and move.before.nodes == seen.running.nodes:
                 crosses = cost(move.before, measured.graph, seen.node_cost)
