@@ -145,10 +145,13 @@ class Replanner:
         if told is None:
             if seen.latency_s is not None:
                 self._latencies = [*self._latencies[-_LATENCIES:], seen.latency_s]
-            if (move := self._has_moved_for(seen, measured.graph)) is not None:
+            back = None if since_s is None else self._back(since_s, seen, measured)
+            if back is not None:
+                return back
+            if self._has_moved_for(seen, measured.graph):
                 self._wanted = False
-                assert since_s is not None
-                return self._judged(move, since_s, seen, measured)
+                what = "gone back" if self._moved_for and self._moved_for.back else "moved"
+                return None, Verdict(False, f"tasks have {what} for this load and this traffic{self._outcome}")
             told = hopeless(
                 seen.running, costs, options, seen.node_cost, seen.core_bytes_per_s, measured.records, seen.hops
             )
@@ -217,34 +220,41 @@ class Replanner:
             return self._mean
         return seen.smooth if self._unsteady > _UNSTEADY else None
 
-    def _judged(self, move: Move, since_s: float, seen: Look, measured: Measured) -> tuple[Placement | None, Verdict]:
-        """Returns where tasks should run that have moved for the present load and traffic so many seconds ago: where
-        they are, or where they were before, when records are older since."""
-        after = self._latencies
-        known = len(after) >= _PERIODS_AFTER and since_s >= 2 * self._options.rest_s
-        if known and not self._outcome and not move.back and move.latencies:
-            ages = f"{_ms(after)} in the median, for {_ms(move.latencies)} before"
-            if move.is_slower(after) and move.before.nodes == seen.running.nodes:
-                crosses = cost(move.before, measured.graph, seen.node_cost)
-                self._proposed = Move(measured, crosses, seen.node_cost, seen.running, back=True)
-                moves = int((move.before.worker_of != seen.running.worker_of).sum())
-                return move.before, Verdict(True, f"records take {ages} tasks moved, so tasks move back", moves)
+    def _back(self, since_s: float, seen: Look, measured: Measured) -> tuple[Placement, Verdict] | None:
+        """Returns where tasks were before they moved so many seconds ago, when records are older since, and otherwise
+        None. The load may be less than it was, because a job that has just started uses more processor time."""
+        move, after = self._moved_for, self._latencies
+        if self._outcome or move is None or move.back or not move.latencies:
+            return None
+        if len(after) < _PERIODS_AFTER or since_s < 2 * self._options.rest_s:
+            return None
+        was, now = move.measured.graph, measured.graph
+        if len(was) != len(now) or _difference(was, now) > _SAME_AS_AT_MOVE * max(was.total_traffic, now.total_traffic):
+            return None
+        if now.total_cpu - was.total_cpu > _SAME_AS_AT_MOVE * max(was.total_cpu, self._options.busy):
+            return None
+        ages = f"{_ms(after)} in the median, for {_ms(move.latencies)} before"
+        if not move.is_slower(after) or move.before.nodes != seen.running.nodes:
             self._outcome = f"; records take {ages}"
-        what = "gone back" if move.back else "moved"
-        return None, Verdict(False, f"tasks have {what} for this load and this traffic{self._outcome}")
+            return None
+        crosses = cost(move.before, now, seen.node_cost)
+        self._proposed = Move(measured, crosses, seen.node_cost, seen.running, back=True)
+        self._wanted = False
+        moves = int((move.before.worker_of != seen.running.worker_of).sum())
+        return move.before, Verdict(True, f"records take {ages} tasks moved, so tasks move back", moves)
 
-    def _has_moved_for(self, seen: Look, now: TrafficGraph) -> Move | None:
-        """Returns the last move, or None when it was for another load or traffic."""
+    def _has_moved_for(self, seen: Look, now: TrafficGraph) -> bool:
+        """Returns whether the last move was for the same load and traffic."""
         move = self._moved_for
         if move is None or self._hasty:
-            return None
+            return False
         if max(move.node_cost, seen.node_cost) > _OTHER_HOPS * min(move.node_cost, seen.node_cost):
-            return None
+            return False
         before = move.measured.graph
         if len(before) != len(now) or self._change_between(before, now, _SAME_AS_AT_MOVE) is not None:
-            return None
+            return False
         least = _SAME_AS_AT_MOVE * now.total_traffic  # traffic that is little beside all of it
-        return move if cost(seen.running, now, move.node_cost) <= max(_DEARER * move.cost, least) else None
+        return cost(seen.running, now, move.node_cost) <= max(_DEARER * move.cost, least)
 
     def _change_between(self, before: TrafficGraph, now: TrafficGraph, by: float = _SAME) -> str | None:
         """Returns None when the load of all tasks, that of each task and the traffic differ by less than this part of

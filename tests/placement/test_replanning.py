@@ -131,7 +131,7 @@ def test_a_hop_that_costs_a_little_more_is_no_change_of_a_job(cost: float, moves
     assert move.node_cost == 4.0
     other = replace(look(measured(ACROSS, 20_000), CROSSED), node_cost=cost)
     told = job.replanner._has_moved_for(replace(other, running=job.running), move.measured.graph)
-    assert told is (None if moves else move)
+    assert told is not bool(moves)
     assert move.cost == 0
 
 
@@ -199,6 +199,19 @@ def test_what_other_traffic_makes_of_records_says_nothing_of_a_move() -> None:
     job = Aged([0.11], [0.21])
     assert job.goes_on(STEADY, STEADY, *[measured(ACROSS, 40_000)] * 20) == [1], job.told
     assert job.running != CROSSED
+
+
+def test_tasks_move_back_when_the_load_is_less_than_when_the_job_had_just_started() -> None:
+    job = Aged([0.11], [0.21])
+    assert job.goes_on(measured(ACROSS, 20_000, 0.16), measured(ACROSS, 20_000, 0.16), *[STEADY] * 20) == [1, 5], (
+        job.told
+    )
+    assert job.running == CROSSED
+
+
+def test_what_more_load_makes_of_records_says_nothing_of_a_move() -> None:
+    job = Aged([0.11], [0.21])
+    assert job.goes_on(STEADY, STEADY, *[measured(ACROSS, 20_000, 0.16)] * 20) == [1], job.told
 
 
 def test_a_move_without_records_at_the_end_is_not_judged() -> None:
