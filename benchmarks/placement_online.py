@@ -164,7 +164,7 @@ def watched(bench: Bench, flow: ps.Flow, folder: Path, back_and_forth: int = 0) 
             began = monotonic_ns() / 1e9
             until = began + max(_GIVE_UP_PERIODS * period, _GIVE_UP_S)
             wait_until(lambda: watch.moved is not None or monotonic_ns() / 1e9 > until, "tasks move")
-            planned = watch.placer.status()["last"]
+            last = watch.placer.status()["last"]
             if watch.moved is not None and rest_s is not None:
                 until = watch.moved + 2 * rest_s + max(_GIVE_UP_PERIODS * period, _GIVE_UP_S)
                 wait_until(lambda: watch.outcome is not None or monotonic_ns() / 1e9 > until, "the job has compared")
@@ -185,7 +185,7 @@ def watched(bench: Bench, flow: ps.Flow, folder: Path, back_and_forth: int = 0) 
         "began": began,
         "moved": watch.moved,
         "back": watch.back,
-        "last": planned if watch.outcome is None else f"{planned}; then {watch.outcome}",
+        "last": last if watch.outcome is None else f"{last}; then {watch.outcome}",
         "period": period,
         "hops": hops,
         "windows": windows,

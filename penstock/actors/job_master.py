@@ -31,7 +31,7 @@ from penstock.runtime.host.loading import UnloadedRunner, load_program
 from penstock.runtime.host.notes import Notes
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.program.bound_tasks import needs_of_workers
-from penstock.runtime.program.plan import Plan
+from penstock.runtime.program.plan import Plan, packed_with_plan
 from penstock.runtime.records.pickling import Program, program
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ _PART_BYTES = 64 << 10
 def in_parts(plan: Plan, options: JobOptions, program_: Program) -> list[bytes]:
     """Returns the arguments of a JobMaster, none of which is large. Ray would keep a large argument in the object store
     of the driver, and could not start the JobMaster again when the driver has gone."""
-    whole = program_.dumps((plan, options))
+    whole = packed_with_plan(program_, plan, (plan, options))
     return [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
 
 

@@ -19,16 +19,7 @@ from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import (
-    FlowError,
-    JobExists,
-    JobNotFound,
-    OptionError,
-    PenstockError,
-    StoreError,
-    UnfinishedFiles,
-    shorten,
-)
+from penstock.runtime.errors import FlowError, JobExists, JobNotFound, OptionError, StoreError, UnfinishedFiles, shorten
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
 from penstock.runtime.host.network import (
@@ -47,7 +38,7 @@ from penstock.runtime.operators.resources import told_needs
 from penstock.runtime.program.flow import check_flow
 from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.mixing import mixing, mixing_words
-from penstock.runtime.program.plan import check_still_picklable
+from penstock.runtime.program.plan import packed_with_plan
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.transport.ring import MAX_CAPACITY, MIN_CAPACITY
@@ -246,19 +237,17 @@ def run(
     program = Program()
     try:
         if store is not None:
-            options = replace(options, program=program.dumps((flow, options)))
+            options = replace(options, program=packed_with_plan(program, plan, (flow, options)))
         if local:
             return _start_local(flow, plan, options, program)
         from penstock.actors import on_ray
 
         on_ray.connect(address, workers, cpus_per_worker, both, detached)
         return on_ray.start(flow, plan, options, detached, program)
-    except BaseException as error:
+    except BaseException:
         if store is not None:
             with suppress(StoreError):  # the first error tells more
                 store.tidy()
-        if isinstance(error, Exception) and not isinstance(error, PenstockError):
-            check_still_picklable(plan)
         raise
 
 

@@ -10,8 +10,8 @@ A job moves its tasks once for the same load and traffic. A plan must not make a
 that is off by little may allow a plan that another one forbids, and each of many plans in a row may save something.
 
 A job tells how old its records are when they reach the end of the flow. When they are older after a move than before
-it, under the same load and traffic, the tasks move back, and stay there. What the plan did not know is then in this
-figure: that workers share cores, for example, or caches.
+it, under the same traffic and no greater load, the tasks move back, and stay there. What the plan did not know is then
+in this figure: that workers share cores, for example, or caches.
 
 Nothing is planned while what is measured stays as it was when a plan was refused. This keeps chance from being asked
 until it agrees, and makes replanning cheap for a job that runs as it should: planning takes from some hundredths of a
@@ -70,7 +70,7 @@ class Measured:
 class Look:
     """Holds where tasks run, what was measured in this period alone, and what was smoothed over the last ones. `draw`
     adds the anchors of data to a graph. `latency_s`: how old records were at the end of the flow, the median of the
-    period. None: no record came there."""
+    last five to ten seconds. None: no record came there."""
 
     running: Placement
     now: Measured
@@ -86,8 +86,8 @@ class Look:
 @dataclass(frozen=True)
 class Move:
     """Holds for what tasks move, what hops will cost then, and for which cost of a hop between nodes. `before`: where
-    the tasks are before the move. `latencies`: how old records were in each period there. `back`: the tasks go back to
-    where they were before their last move."""
+    the tasks are before the move. `latencies`: how old records were in each period there; empty when nothing is to be
+    compared. `back`: the tasks go back to where they were before their last move, and stay there."""
 
     measured: Measured
     cost: float
@@ -224,12 +224,12 @@ class Replanner:
         """Returns where tasks were before they moved so many seconds ago, when records are older since, and otherwise
         None. The load may be less than it was, because a job that has just started uses more processor time."""
         move, after = self._moved_for, self._latencies
-        if self._outcome or move is None or move.back or not move.latencies:
+        if self._hasty or self._outcome or move is None or not move.latencies:
             return None
         if len(after) < _PERIODS_AFTER or since_s < 2 * self._options.rest_s:
             return None
         was, now = move.measured.graph, measured.graph
-        if len(was) != len(now) or _difference(was, now) > _SAME_AS_AT_MOVE * max(was.total_traffic, now.total_traffic):
+        if len(was) != len(now) or _other_traffic(was, now, _SAME_AS_AT_MOVE):
             return None
         if now.total_cpu - was.total_cpu > _SAME_AS_AT_MOVE * max(was.total_cpu, self._options.busy):
             return None
@@ -266,8 +266,7 @@ class Replanner:
         of_one = float(np.abs(before.cpu - now.cpu).max(initial=0.0))
         if of_one > by * busy:
             return f"the load of a task changed by {of_one:.2f} cores"
-        traffic = _difference(before, now)
-        if traffic > by * max(before.total_traffic, now.total_traffic):
+        if traffic := _other_traffic(before, now, by):
             return (
                 f"the traffic changed by {traffic / 1e6:.3g} MB/s, from {before.total_traffic / 1e6:.3g} to "
                 f"{now.total_traffic / 1e6:.3g} MB/s in all"
@@ -303,6 +302,12 @@ def _mixed(one: TrafficGraph, other: TrafficGraph, new: float) -> TrafficGraph:
     return TrafficGraph.of(
         len(one), edges, cpu=(1 - new) * one.cpu + new * other.cpu, memory=one.memory, allowed=other.allowed
     )
+
+
+def _other_traffic(before: TrafficGraph, now: TrafficGraph, by: float) -> float:
+    """Returns by how much the traffic differs when that is more than this part of the whole, and otherwise 0."""
+    traffic = _difference(before, now)
+    return traffic if traffic > by * max(before.total_traffic, now.total_traffic) else 0.0
 
 
 def _difference(one: TrafficGraph, other: TrafficGraph) -> float:

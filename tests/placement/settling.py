@@ -11,8 +11,8 @@ period. How old records are depends on the placement: in a third of the plans it
 the others a tenth to three tenths less; it is off by up to a twentieth. What was measured goes through a Replanner, as
 in a Placer. Tasks may move once between two changes, and back once when their records are older. A series with more is
 told of, and ends the campaign with exit code 1, as does one whose tasks stay where records are older, or leave where
-they are not. `--once` moves tasks for each smoothed measurement for which
-a plan is worth it, to compare.
+they are not. `--once` moves tasks for each smoothed measurement for which a plan is worth it, and never back, to
+compare.
 """
 
 from __future__ import annotations

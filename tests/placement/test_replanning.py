@@ -154,12 +154,13 @@ def test_the_verdict_says_what_has_changed(pairs: Any, rate: float, cores: float
 class Aged(Job):
     """A job whose records are so many ms old at the end of the flow before its tasks have moved, and after it."""
 
-    def __init__(self, before: Sequence[float], after: Sequence[float]) -> None:
+    def __init__(self, before: Sequence[float | None], after: Sequence[float]) -> None:
         super().__init__()
         self.ages = {True: itertools.cycle(before), False: itertools.cycle(after)}
 
     def seen(self, now: Measured) -> Look:
-        return replace(super().seen(now), latency_s=next(self.ages[self.running == CROSSED]) / 1000)
+        age_ms = next(self.ages[self.running == CROSSED])
+        return replace(super().seen(now), latency_s=None if age_ms is None else age_ms / 1000)
 
 
 STEADY = measured(ACROSS, 20_000)
@@ -214,8 +215,15 @@ def test_what_more_load_makes_of_records_says_nothing_of_a_move() -> None:
     assert job.goes_on(STEADY, STEADY, *[measured(ACROSS, 20_000, 0.16)] * 20) == [1], job.told
 
 
-def test_a_move_without_records_at_the_end_is_not_judged() -> None:
-    job = Job()
+def test_a_job_that_moves_for_each_plan_never_moves_back() -> None:
+    """It shows what replanning does without what settles it."""
+    job = Aged([0.11], [0.21])
+    job.replanner = Replanner(AdoptionOptions(), hasty=True)
+    assert job.goes_on(*[STEADY] * 20) == [0], job.told
+
+
+@pytest.mark.parametrize("job", [Job(), Aged([None], [0.21])])
+def test_a_move_without_records_at_the_end_is_not_judged(job: Job) -> None:
     assert job.goes_on(*[STEADY] * 20) == [1]
     assert job.told[-1] == "tasks have moved for this load and this traffic"
 

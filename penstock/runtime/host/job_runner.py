@@ -70,7 +70,7 @@ from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.host.watched_process import LastWords
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.program.graph import SAVEPOINT
-from penstock.runtime.program.plan import Plan, check_still_picklable
+from penstock.runtime.program.plan import Plan, packed_with_plan
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.storage import filesystems
@@ -742,12 +742,8 @@ class JobRunner:
         """Returns what a worker's process loads: the plan, the worker of each task, and the store."""
         last = self._packed
         if last is None or last[0] is not plan or last[1] != placed:
-            try:
-                packed = self._program.dumps((plan, placed, self.options.store))
-            except Exception:  # the classes of what functions refer to decide what pickling them raises
-                check_still_picklable(plan)
-                raise
-            last = self._packed = (plan, dict(placed), packed)
+            data = packed_with_plan(self._program, plan, (plan, placed, self.options.store))
+            last = self._packed = (plan, dict(placed), data)
         return last[2]
 
     def _start(self, command: StartProcess, packed: bytes) -> None:

@@ -114,6 +114,8 @@ class Caller(ABC):
         self._told = False  # whether the task's thread was woken for answers that it has not taken yet
         self._closed = False
         self._loop: CallLoop | None = None
+        # Of the calls that are coroutines, and of what calls have returned; only the loop's thread uses it.
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._process = os.getpid()
 
     def open(self) -> None:
@@ -233,6 +235,24 @@ class Caller(ABC):
         """Wakes the task's thread."""
         self._wake()
 
+    def _coroutines_end(self, which: str, so: str) -> bool:
+        """Cancels the coroutines of all calls, and says which do not end. Returns False when one of them does not let
+        the loop go on."""
+        assert self._loop is not None
+        left = self._loop.cancel(self._tasks)
+        if left is not None:
+            self._warn_of_calls_left(left, _END_WHEN_CANCELLED)
+            return True
+        logger.warning(
+            "operator %r, task %d: %s holds up its asyncio loop without awaiting anything, %s is left to itself. %s",
+            self._name,
+            self.task,
+            which,
+            so,
+            _AWAIT,
+        )
+        return False
+
     def _warn_of_calls_left(self, calls: int, remedy: str) -> None:
         """Says how many calls are still under way when the task has ended."""
         if calls:
@@ -287,7 +307,6 @@ class LoopCaller(Caller):
         super().__init__(function, name, wake)
         self._begun: deque[list[Attempt]] = deque()
         self._starting = False  # whether the loop was told of what is in `_begun`
-        self._tasks: set[asyncio.Task[Any]] = set()  # only the loop's thread uses it
 
     def open(self) -> None:
         self._loop = CallLoop(self._name)
@@ -351,18 +370,8 @@ class LoopCaller(Caller):
         with self._lock:
             self._closed = True
         try:
-            left = self._loop.cancel(self._tasks)
-            if left is not None:
-                self._warn_of_calls_left(left, _END_WHEN_CANCELLED)
+            if self._coroutines_end("its function", "so close() of the function is not called, and the thread"):
                 self._loop.until_done(_called(self._function.close))
-            else:
-                logger.warning(
-                    "operator %r, task %d: its function holds up its asyncio loop without awaiting anything, so "
-                    "close() of the function is not called, and the thread is left to itself. %s",
-                    self._name,
-                    self.task,
-                    _AWAIT,
-                )
         finally:
             self._end_calls()
 
@@ -402,7 +411,6 @@ class ThreadCaller(Caller):
         self._given_up: set[threading.Thread] = set()  # those that were abandoned, and whose calls have not ended
         self._abandoned = 0
         self._awaits: set[Future[Any]] = set()  # of what calls have returned, and what is awaited
-        self._tasks: set[asyncio.Task[Any]] = set()  # the same; only the loop's thread uses it
 
     def begin(self, attempts: list[Attempt]) -> None:
         self.running += len(attempts)
@@ -529,17 +537,7 @@ class ThreadCaller(Caller):
 
     def _end_calls(self) -> None:
         if self._loop is not None:
-            left = self._loop.cancel(self._tasks)
-            if left is not None:
-                self._warn_of_calls_left(left, _END_WHEN_CANCELLED)
-            else:
-                logger.warning(
-                    "operator %r, task %d: a coroutine that its function has returned holds up its asyncio loop "
-                    "without awaiting anything, and the loop's thread is left to itself. %s",
-                    self._name,
-                    self.task,
-                    _AWAIT,
-                )
+            self._coroutines_end("a coroutine that its function has returned", "and the loop's thread")
             self._loop.end()
             for outcome in list(self._awaits):  # the threads of these calls need not wait any longer
                 outcome.cancel()

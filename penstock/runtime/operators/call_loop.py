@@ -158,8 +158,8 @@ class CallLoop:
         return max(0.0 if due is None else now - due, past if now - until <= within_s else 0.0)
 
     def cancel(self, tasks: set[asyncio.Task[Any]]) -> int | None:
-        """Cancels tasks of the loop, and waits a moment for their ends. Returns how many have
-        not ended, or None when some function does not let the loop go on."""
+        """Cancels tasks of the loop, and waits a moment for their ends. Returns how many have not ended, or None when
+        some function does not let the loop go on."""
         if self._thread is None:
             return 0
         try:

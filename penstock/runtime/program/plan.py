@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.exchange.grouping import Forward, Grouping, Key, Rebalance
@@ -27,6 +28,7 @@ from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.windowing import LATE, WindowAggregated
 from penstock.runtime.program.graph import Edge, Graph
 from penstock.runtime.records.key_groups import KeyGroups
+from penstock.runtime.records.pickling import Program
 from penstock.runtime.records.userfunc import DEAD_LETTERS, check_picklable
 from penstock.runtime.sources.base import Split, share
 from penstock.runtime.state.aggregate import Aggregate
@@ -363,12 +365,17 @@ def _assigned(chain: Chain, parallelism: int) -> list[list[Split]]:
     return share([split for splits in chain.splits for split in splits], parallelism)
 
 
-def check_still_picklable(plan: Plan) -> None:
-    """Raises FlowError that names the operator whose function cannot travel any more, because the program has changed
-    what it refers to since the flow was written."""
-    for chain in plan.chains:
-        for operator in chain.operators:
-            check_picklable(vars(operator), f"operator {operator.name!r}")
+def packed_with_plan(program: Program, plan: Plan, value: Any) -> bytes:
+    """Returns a value that contains the operators of a plan, as bytes for the job's processes. Raises FlowError that
+    names the operator whose function cannot travel any more, because the program has changed what it refers to since
+    the flow was written."""
+    try:
+        return program.dumps(value)
+    except Exception:  # the classes of what functions refer to decide what pickling them raises
+        for chain in plan.chains:
+            for operator in chain.operators:
+                check_picklable(vars(operator), f"operator {operator.name!r}")
+        raise
 
 
 def letters_of(operator: str) -> str:
