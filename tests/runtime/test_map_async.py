@@ -202,26 +202,26 @@ def test_results_leave_in_the_order_of_their_records(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_an_order_results_leave_when_they_are_ready(kind: str) -> None:
     slow = Event()
-    done: list[int] = []
+    left: list[int] = []
 
-    def work(n: int) -> int:
-        done.append(n)
-        if len(done) == 19:
+    def note(n: int) -> int:
+        left.append(n)
+        if len(left) == 19:  # those of all other records
             slow.set()
         return n
 
     async def wait(n: int) -> int:
         while n == 0 and not slow.is_set():
             await asyncio.sleep(0.001)
-        return work(n)
+        return n
 
     def block(n: int) -> int:
         if n == 0:
             slow.wait()
-        return work(n)
+        return n
 
     fn = of_kind(kind, wait, block)
-    out = run(lambda s: s.map_async(fn, concurrency=4, ordered=False), range(20))
+    out = run(lambda s: s.map_async(fn, concurrency=4, ordered=False).map(note), range(20))
     assert sorted(out) == list(range(20))
     assert out[-1] == 0
 
