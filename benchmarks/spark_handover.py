@@ -8,11 +8,13 @@ other load on the machine hardly moves: CPU seconds of the driver with its JVM, 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -30,6 +32,7 @@ from penstock.bridge.kept_plan import KeptPlan
 from penstock.bridge.native import native
 from penstock.bridge.operation import Operations
 from penstock.bridge.python_range import take_in_pieces
+from penstock.bridge.reused_memory import ReusedMemory, shared_file
 from penstock.bridge.session import Session
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.pickling import dumps
@@ -170,6 +173,43 @@ def _ways(session: Session, settings: dict[str, Any]) -> dict[str, dict[str, lis
     return found
 
 
+def _writing(bench: Bench) -> None:
+    """What it takes to write an event into memory that an earlier micro-batch has left, and into new memory."""
+    count, rounds = bench.pick((200_000, 15), (20_000, 3))
+    batch = Events(rate="20000").events_arrow(0, count)
+    makers: dict[str, Callable[[], Any]] = {
+        "shared memory": partial(shared_file, "bench-spark-handover"),
+        "memory of the process, for Ray's object store": io.BytesIO,
+    }
+    for name, make in makers.items():
+        took: dict[bool, list[float]] = {True: [], False: []}
+        memory = ReusedMemory(make)
+        for _ in range(rounds):
+            for again in (True, False):
+                began = time.perf_counter()
+                buffer = memory.take() if again else make()
+                with pa.ipc.new_stream(buffer, batch.schema) as stream:
+                    stream.write_batch(batch)
+                buffer.truncate()
+                took[again].append((time.perf_counter() - began) / count * 1e9)
+                if again:
+                    memory.give_back(buffer)
+                else:
+                    buffer.close()
+        memory.close()
+        bench.case(
+            f"an event written into {name} that is written again",
+            median(took[True]),
+            "ns",
+            peer="new memory",
+            peer_figure=median(took[False]),
+            config=f"{count:,} events of {batch.nbytes / count:.0f} bytes",
+            runs=took[True],
+            peer_runs=took[False],
+            checked=False,
+        )
+
+
 def main(settings: dict[str, Any]) -> None:
     """See the module."""
     with session_of(settings["kind"], 2, settings["memory"]) as session:
@@ -179,6 +219,7 @@ def main(settings: dict[str, Any]) -> None:
 
 def run(bench: Bench) -> None:
     """See the module."""
+    _writing(bench)
     sizes, warm, repeats = bench.pick(([1_000, 100_000], 10, 12), ([1_000], 2, 3))
     rows = []
     for kind in KINDS:

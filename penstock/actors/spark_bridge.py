@@ -30,6 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from penstock.actors import cluster
 from penstock.bridge.forms import RangeForm, as_columns
 from penstock.bridge.operation import Disturbed, Operations, Trial
+from penstock.bridge.reused_memory import ReusedMemory, path_of, shared_file
 from penstock.bridge.session import SparkOptions, SparkUnavailable, executor_needs, open_session
 from penstock.bridge.session.diagnosis import essence
 from penstock.bridge.session.session import Executor
@@ -303,6 +304,7 @@ class BridgeLink(Bridge):
         except ValueError:
             raise NotAnswered(_HAS_DIED) from None
         self._is_near = node == ray.get_runtime_context().get_node_id()
+        self._files = ReusedMemory(partial(shared_file, "penstock-micro-batch"))
 
     def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
         """See Bridge."""
@@ -320,15 +322,22 @@ class BridgeLink(Bridge):
             return _in_short(call(out.getvalue()).future())
         # The kernel frees the memory with the last descriptor or mapping, whoever dies. The bridge needs the path only
         # until it has mapped the memory, which it has done when it answers.
-        fd = os.memfd_create("penstock-micro-batch", os.MFD_CLOEXEC)
+        file = self._files.take()
         try:
-            with pa.OSFile(f"/proc/self/fd/{fd}", "wb") as file:
-                _write(columns, file)
-            future: Future[MicroBatchResult] = call(f"/proc/{os.getpid()}/fd/{fd}").future()
+            _write(columns, file)
+            file.truncate()
+            future: Future[MicroBatchResult] = call(path_of(file)).future()
         except BaseException:
-            os.close(fd)
+            file.close()
             raise
-        future.add_done_callback(lambda _: os.close(fd))
+
+        def done(answer: Future[MicroBatchResult]) -> None:
+            if answer.cancelled() or answer.exception() is not None:
+                file.close()  # the bridge may still read it
+            else:
+                self._files.give_back(file)
+
+        future.add_done_callback(done)
         return _in_short(future)
 
 

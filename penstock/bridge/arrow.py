@@ -22,15 +22,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import json
-import os
 import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.bridge.reused_memory import path_of
 from penstock.runtime.errors import CodecError
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def to_dataframe(
     rows = max(1, -(-table.num_rows // parts))  # in each part
     refs: list[Any] = []
     if session.put is not None and table.num_rows:
-        refs = [session.put(_stream(table.slice(start, rows))) for start in range(0, table.num_rows, rows)]
+        refs = [_put(session, table.slice(start, rows)) for start in range(0, table.num_rows, rows)]
         jframe = _from_store(session, refs, schema)
     else:
         jframe = _from_memory(session, table, rows, schema)
@@ -105,13 +104,14 @@ def _from_memory(session: Session, table: pa.Table, rows: int, schema: str) -> A
     """Returns the frame of a stream that the driver reads at once. Each Arrow batch in it becomes a partition."""
     spark: Any = session.spark
     reader = spark.sparkContext._jvm.PythonSQLUtils
-    file = os.memfd_create("penstock-batch")
+    file = session.files.take()
     try:
-        with os.fdopen(file, "wb", closefd=False) as sink:
-            _write(table, sink, rows)
-        batches = reader.readArrowStreamFromFile(f"/proc/{os.getpid()}/fd/{file}")
-    finally:
-        os.close(file)
+        _write(table, file, rows)
+        batches = reader.readArrowStreamFromFile(path_of(file))
+    except BaseException:
+        file.close()
+        raise
+    session.files.give_back(file)  # the JVM has a copy
     return reader.toDataFrame(batches, schema, spark._jsparkSession)
 
 
@@ -120,12 +120,19 @@ def _write(table: pa.Table, sink: Any, rows: int) -> None:
     whole = table.combine_chunks() if any(column.num_chunks > 1 for column in table.columns) else table
     with pa.ipc.new_stream(sink, whole.schema) as writer:
         writer.write_table(whole, max_chunksize=rows)
+    sink.truncate()
 
 
-def _stream(table: pa.Table) -> bytes:
-    sink = io.BytesIO()  # which hands out what it holds without a copy
-    _write(table, sink, max(1, table.num_rows))
-    return sink.getvalue()
+def _put(session: Session, table: pa.Table) -> Any:
+    """Puts a stream into Ray's object store. Returns its reference."""
+    assert session.put is not None
+    buffer = session.buffers.take()
+    _write(table, buffer, max(1, table.num_rows))
+    # What the buffer holds is handed out without a copy, and nobody has it any more when the store has copied it: the
+    # buffer would be copied if it were written again before.
+    ref = session.put(buffer.getvalue())
+    session.buffers.give_back(buffer)
+    return ref
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:

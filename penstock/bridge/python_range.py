@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.bridge.forms import ENCODED, RangeRun, answer_of, answer_rows, as_records
+from penstock.bridge.reused_memory import path_of, shared_file
 from penstock.bridge.session import Session
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.operators.micro_batch import MicroBatchResult
@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 _SHARED = b"penstock:shared:"
 _SHARED_AT = struct.Struct(f"!{len(_SHARED)}sqq16s")
 _ALIGNED = 64  # as Arrow has its buffers
-
-# A range keeps so much shared memory from one micro-batch to the next.
-_KEPT_BYTES = 128 << 20
 
 # What a Python worker answers that cannot read this file, because the file is on another machine.
 _NOT_HERE = b"penstock:not here"
@@ -63,7 +60,6 @@ class PythonRange:
         # Made once: the function's bytes stay in the JVM from now on.
         self._function = module._wrap_function(session.spark.sparkContext, partial(_serve, form), plain, plain, None)
         self._shares = True  # as long as no Python worker has said that it runs on another machine
-        self._spare: list[io.BufferedWriter] = []  # the file of the last micro-batch in shared memory, or none
 
     def answer(self, batch: pa.RecordBatch) -> MicroBatchResult:
         """Returns the results of a micro-batch."""
@@ -81,38 +77,19 @@ class PythonRange:
 
     def _answers_to_shared(self, slices: Sequence[pa.RecordBatch]) -> list[bytes] | None:
         """Returns the answers to partitions in shared memory, or None when a Python worker could not read it."""
-        file = self._file()
+        file = self._session.files.take()
         try:
             answers = self._run(self._from_memory(_in_file(file, slices)))
         except BaseException:
-            # Python workers may still read other partitions, so this file is not written again.
-            file.close()
+            file.close()  # Python workers may still read other partitions of it
             raise
         if _NOT_HERE not in answers:
-            self._keep(file)
+            self._session.files.give_back(file)
             return answers
         file.close()
         logger.info("executors run on other machines, and get micro-batches over the network")
         self._shares = False
         return None
-
-    def _file(self) -> io.BufferedWriter:
-        """Returns a file in shared memory, at its beginning. Memory that a file has already takes a third of the time
-        to write that new memory takes."""
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return _shared("penstock-batch")
-
-    def _keep(self, file: io.BufferedWriter) -> None:
-        """Takes back a file that no Python worker reads any more, for the next micro-batch."""
-        if self._spare:
-            file.close()
-            return
-        if file.tell() > _KEPT_BYTES:
-            file.truncate(_KEPT_BYTES)
-        file.seek(0)
-        self._spare.append(file)
 
     def _answers_to_sent(self, slices: Sequence[pa.RecordBatch]) -> list[bytes]:
         """Returns the answers to partitions that the JVM passes on."""
@@ -140,12 +117,12 @@ class PythonRange:
 
     def _from_memory(self, cells: Sequence[pa.Buffer | bytes]) -> Any:
         context: Any = self._session.spark.sparkContext
-        with _shared("penstock-cells") as file:
+        with shared_file("penstock-cells") as file:
             for cell in cells:
                 file.write(struct.pack("!i", len(memoryview(cell))))
                 file.write(cell)
             file.flush()
-            return context._jvm.PythonRDD.readRDDFromFile(context._jsc, _path(file), len(cells)).rdd()
+            return context._jvm.PythonRDD.readRDDFromFile(context._jsc, path_of(file), len(cells)).rdd()
 
     def _from_store(self, cells: Sequence[pa.Buffer], held: list[Any]) -> Any:
         session = self._session
@@ -165,7 +142,7 @@ class PythonRange:
 
 def _in_file(file: io.BufferedWriter, slices: Sequence[pa.RecordBatch]) -> list[bytes]:
     """Writes partitions to a file in shared memory, and returns what the Python workers get for them."""
-    token, path = secrets.token_bytes(16), _path(file).encode()
+    token, path = secrets.token_bytes(16), path_of(file).encode()
     file.write(token)
     cells = []
     for part in slices:
@@ -174,18 +151,8 @@ def _in_file(file: io.BufferedWriter, slices: Sequence[pa.RecordBatch]) -> list[
         with pa.ipc.new_stream(file, part.schema) as stream:
             stream.write_batch(part)
         cells.append(_SHARED_AT.pack(_SHARED, start, file.tell() - start, token) + path)
-    file.flush()
+    file.truncate()
     return cells
-
-
-def _shared(name: str) -> io.BufferedWriter:
-    """Returns a file in shared memory, which other processes of this user can open at its path. It goes when nobody has
-    it open any more. What is written must be flushed before others read it."""
-    return os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "wb")
-
-
-def _path(file: io.BufferedWriter) -> str:
-    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _in_shared_memory(cell: bytes) -> pa.Buffer | None:

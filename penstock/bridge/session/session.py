@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.bridge.reused_memory import ReusedMemory, shared_file
 from penstock.bridge.session.processes import listeners
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ class Session:
         self.fallback_reason: str | None = None  # why this is not the RayDP session that "auto" would rather have
         self.owner: bytes | None = None  # Ray's address of this process, for the executors; see arrow.py
         self.said = said  # the last lines that the JVM wrote
+        self.files = ReusedMemory(partial(shared_file, "penstock-batch"))  # for micro-batches, in shared memory
+        self.buffers = ReusedMemory(io.BytesIO)  # for what goes into Ray's object store
         self._end: Callable[[], None] | None = end
         self._lock = threading.Lock()
 
@@ -60,6 +65,8 @@ class Session:
             end, self._end = self._end, None
         if end is not None:
             end()
+        self.files.close()
+        self.buffers.close()
 
     def executors(self) -> list[Executor]:
         """Returns the executors that are up. With `local[N]` the driver itself is the executor."""

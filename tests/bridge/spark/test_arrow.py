@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import gc
+import io
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import pytest
 
 from penstock.bridge import arrow, follow, from_spark
 from penstock.bridge.arrow import micro_batch, spark_form, to_arrow, to_dataframe
+from penstock.bridge.reused_memory import ReusedMemory, shared_file
 from penstock.bridge.session import Session
 from penstock.runtime.errors import CodecError
 from penstock.runtime.records.userfunc import ErrorHandler
@@ -240,10 +242,36 @@ def test_nothing_stays_behind(session: Session, monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> None:
         raise OSError("no room")
 
+    session.files.close()
     monkeypatch.setattr(arrow, "_write", fail)
     with pytest.raises(OSError, match="no room"):
         to_dataframe(session, table)
     assert memory_files() == []
+
+
+def test_micro_batches_of_all_sizes_are_written_into_the_same_memory(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def counted(make: Callable[[], Any]) -> Callable[[], Any]:
+        def make_one() -> Any:
+            made.append(make())
+            return made[-1]
+
+        return make_one
+
+    files = ReusedMemory(counted(lambda: shared_file("penstock-batch")))
+    buffers = ReusedMemory(counted(io.BytesIO))
+    monkeypatch.setattr(session, "files", files)
+    monkeypatch.setattr(session, "buffers", buffers)
+    for rows in (100_000, 3, 50_000, 1, 100_001):
+        table = pa.table({"i": range(rows)})
+        assert through(session, table).equals(table), rows
+    assert len(made) == 1
+    files.close()
+    buffers.close()
+    assert made[0].closed
 
 
 def test_frames_of_users(session: Session, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from penstock.bridge.forms import RangeForm, RangeRun, as_columns, as_records, r
 from penstock.bridge.native import NotTheSame, native
 from penstock.bridge.operation import WAYS, Operations
 from penstock.bridge.python_range import PythonRange
+from penstock.bridge.reused_memory import ReusedMemory, shared_file
 from penstock.bridge.session import Session
 from penstock.runtime.operators.micro_batch import MicroBatchResult, Unprocessed
 from penstock.runtime.operators.windowing import Windowed
@@ -379,7 +380,8 @@ def test_shared_memory_is_written_again_and_not_after_a_failure(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Python worker may still read a partition when another one has failed. Micro-batches of all sizes are right."""
-    monkeypatch.setattr(python_range, "_KEPT_BYTES", 100_000)
+    files = ReusedMemory(lambda: shared_file("penstock-test"), limit=100_000)
+    monkeypatch.setattr(session, "files", files)
     form = form_of(lambda stream: stream.map(str).key_by(len).count().write(ps.sinks.Null()), [1])
     shared = PythonRange(session, Program().dumps(form))
 
@@ -388,8 +390,10 @@ def test_shared_memory_is_written_again_and_not_after_a_failure(
         return sum(sum(values) for values in found.values())
 
     def kept() -> tuple[int, int]:
-        (file,) = shared._spare
+        file = files.take()
         status = os.fstat(file.fileno())
+        file.seek(0, os.SEEK_END)
+        files.give_back(file)
         return status.st_ino, status.st_size
 
     assert count([*range(5_000)]) == 5_000
@@ -405,7 +409,7 @@ def test_shared_memory_is_written_again_and_not_after_a_failure(
     monkeypatch.setattr(shared, "_run", fails)
     with pytest.raises(python_range.RangeFailed):
         count([1])
-    assert not shared._spare
+    assert kept()[0] != first[0]
 
 
 def test_a_file_of_another_process_is_not_taken_for_a_micro_batch(tmp_path: Path) -> None:
