@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
 import pytest
 
+import benchmarks
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.common import Bench, Case
 
@@ -54,6 +56,22 @@ def test_a_failing_benchmark_fails_the_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("benchmarks.idle.run", broken)
     assert main(["--quick", "--out", str(tmp_path), "idle"]) == 1
     assert len(lines(tmp_path / "idle.jsonl")) == 1
+
+
+def test_goals_can_be_judged() -> None:
+    """A goal that cannot be read would end a benchmark that has run for a quarter of an hour."""
+    goals = set()
+    for file in Path(benchmarks.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "goal":
+                branches = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
+                goals |= {(file.name, one.value) for one in branches if isinstance(one, ast.Constant)}
+    assert len(goals) > 10
+    for name, goal in goals:
+        try:
+            assert Case("", "", 1.0, "", goal=goal).met in (True, False, None)
+        except (KeyError, ValueError) as error:
+            pytest.fail(f"{name} has the goal {goal!r}: {error}")
 
 
 @pytest.mark.parametrize(
