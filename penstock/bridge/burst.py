@@ -228,7 +228,8 @@ class BurstOptions:
     When Spark is made ready:
 
     `ahead` (False): True makes Spark ready when the job starts. False waits until the load is near what decides. With
-    `dual="on"` instead of options, it is True.
+    `dual="on"` instead of options, it is True. The modes "spark-only" and "toggle" make Spark ready when the job
+    starts, whatever `ahead` is.
     `near` (0.7): the part of the deciding queue length from which Spark is made ready. It is above 0 and 1 at most.
 
     How long a range stays:

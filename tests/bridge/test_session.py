@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.bridge.session import SparkOptions, SparkUnavailable, open_session
-from penstock.bridge.session.diagnosis import Java, diagnose
+from penstock.bridge.session.diagnosis import Java, diagnose, essence
 from penstock.bridge.session.in_time import in_time
 from penstock.bridge.session.jvm import DidNotStart, Jvm
 from penstock.bridge.session.raydp_session import RevocableSettings
@@ -259,3 +259,21 @@ def test_revoked_settings_cannot_be_read() -> None:
     settings.revoked = True
     with pytest.raises(DidNotStart):
         settings.items()
+
+
+def test_the_essence_of_an_error_of_the_bridge_is_what_happened_in_spark() -> None:
+    """The first line of Ray's text names the actor and its address, in colours."""
+    text = (
+        "RayTaskError(RangeFailed): \x1b[36mray::SparkBridge.answer()\x1b[39m (pid=13322, ip=192.0.2.2, "
+        "repr=<penstock.actors.spark_bridge.SparkBridge object at 0x7f0d98febe90>)\n"
+        '  File "python_range.py", line 133, in _run\n'
+        "    raise RangeFailed(str(error.java_exception.getMessage())) from None\n"
+        "penstock.bridge.python_range.RangeFailed: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 time,"
+        " most recent failure: Lost task 0.0: org.apache.spark.SparkException: Python worker exited unexpectedly\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner.read(PythonRunner.scala:612)\n"
+        "\n"
+        "Driver stacktrace:"
+    )
+    found = essence(text)
+    assert found.startswith("penstock.bridge.python_range.RangeFailed: Job aborted")
+    assert found.endswith("Python worker exited unexpectedly")
