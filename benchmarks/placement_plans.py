@@ -90,7 +90,7 @@ def run(bench: Bench) -> None:
                     began = time.perf_counter()
                     ours = partition(graph, fair, max(FACTOR, reached), seed=seed)
                     times.setdefault(family, []).append(time.perf_counter() - began)
-                    ratios.setdefault(family, []).append(graph.edge_cut(ours) / graph.edge_cut(theirs))
+                    ratios.setdefault(family, []).append(_over(graph.edge_cut(ours), graph.edge_cut(theirs)))
                     over.setdefault(family, []).append(float(graph.loads(ours, nodes).max() * nodes / tasks) - 1)
                 bench.say(f"{tasks} tasks, {nodes} nodes: {seed + 1} of {seeds} seeds")
             for family in FAMILIES:
@@ -117,6 +117,11 @@ def run(bench: Bench) -> None:
     _papers_deployments(bench)
     _over_nodes(bench)
     _growth(bench)
+
+
+def _over(figure: float, peer: float) -> float:
+    """The ratio of two figures; 1 when both are 0, as of a graph in which no hop is needed."""
+    return 1.0 if figure == peer else figure / peer
 
 
 def _papers_deployments(bench: Bench) -> None:
@@ -156,14 +161,13 @@ def _over_nodes(bench: Bench) -> None:
         for node_cost in (1.5, 2.5, 4.0):
             for family, make in FAMILIES.items():
                 costs: list[float] = []
-                crossing, crossed = 0.0, 0.0  # between nodes: of some graphs nothing does
+                crossing, crossed = 0.0, 0.0  # between nodes
                 for seed in range(seeds):
                     graph = TrafficGraph.of(tasks, make(random.Random(seed), tasks))
                     _, first = node_by_node(graph, nodes, factor=FACTOR, seed=seed, tasks=tasks, running=None)
                     found = plan(graph, nodes, factor=FACTOR, node_cost=node_cost, seed=seed)
                     before = graph.hop_cost(first, node_of[first], node_cost)
-                    cost = graph.hop_cost(found.worker_of, found.node_of, node_cost)
-                    costs.append(1.0 if cost == before else cost / before)  # both cost nothing where no hop is needed
+                    costs.append(_over(graph.hop_cost(found.worker_of, found.node_of, node_cost), before))
                     crossing += found.between_nodes(graph)
                     crossed += graph.edge_cut(node_of[first])
                 bench.case(
@@ -172,7 +176,7 @@ def _over_nodes(bench: Bench) -> None:
                     "x",
                     goal="<= 1",
                     config=f"{tasks} tasks on 2 nodes of 2 workers, {seeds} seeds; a hop between nodes: {node_cost:g}",
-                    note=f"{min(costs):.3f} to {max(costs):.3f}; traffic between nodes {crossing / crossed:.2f}x",
+                    note=f"{min(costs):.3f} to {max(costs):.3f}; traffic between nodes {_over(crossing, crossed):.2f}x",
                     runs=costs,
                 )
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 import benchmarks
+from benchmarks import placement_plans
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.common import Bench, Case
+from penstock.placement.traffic import TrafficEdge
 
 FIELDS = {"benchmark", "name", "figure", "unit", "peer", "peer_figure", "ratio", "machine", "versions", "runs"}
 
@@ -90,3 +93,14 @@ def test_goals_judge_the_ratio_or_the_figure(
 ) -> None:
     case = Case("b", "c", figure, "s", peer="p" if peer else None, peer_figure=peer, goal=goal)
     assert case.met is met
+
+
+def test_plans_of_graphs_that_need_no_hop_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_pair(_: random.Random, tasks: int) -> list[TrafficEdge]:
+        return [(0, tasks - 1, 1.0)]
+
+    monkeypatch.setattr(placement_plans, "FAMILIES", {"one pair": one_pair})
+    bench = Bench("placement_plans", quick=True, runs=1, out=tmp_path, about={})
+    placement_plans._over_nodes(bench)
+    assert {case.figure for case in bench.cases} == {1.0}
+    assert all("traffic between nodes 1.00x" in (case.note or "") for case in bench.cases)
