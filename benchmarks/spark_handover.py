@@ -182,30 +182,27 @@ def _writing(bench: Bench) -> None:
         "memory of the process, for Ray's object store": io.BytesIO,
     }
     for name, make in makers.items():
-        took: dict[bool, list[float]] = {True: [], False: []}
-        memory = ReusedMemory(make)
+        kept, new = ReusedMemory(make), ReusedMemory(make, limit=0)
+        again: list[float] = []
+        anew: list[float] = []
         for _ in range(rounds):
-            for again in (True, False):
+            for memory, took in ((kept, again), (new, anew)):
                 began = time.perf_counter()
-                buffer = memory.take() if again else make()
-                with pa.ipc.new_stream(buffer, batch.schema) as stream:
-                    stream.write_batch(batch)
-                buffer.truncate()
-                took[again].append((time.perf_counter() - began) / count * 1e9)
-                if again:
-                    memory.give_back(buffer)
-                else:
-                    buffer.close()
-        memory.close()
+                with memory.lend() as buffer:
+                    with pa.ipc.new_stream(buffer, batch.schema) as stream:
+                        stream.write_batch(batch)
+                    buffer.truncate()
+                    took.append((time.perf_counter() - began) / count * 1e9)
+        kept.close()
         bench.case(
             f"an event written into {name} that is written again",
-            median(took[True]),
+            median(again),
             "ns",
             peer="new memory",
-            peer_figure=median(took[False]),
+            peer_figure=median(anew),
             config=f"{count:,} events of {batch.nbytes / count:.0f} bytes",
-            runs=took[True],
-            peer_runs=took[False],
+            runs=again,
+            peer_runs=anew,
             checked=False,
         )
 

@@ -104,14 +104,9 @@ def _from_memory(session: Session, table: pa.Table, rows: int, schema: str) -> A
     """Returns the frame of a stream that the driver reads at once. Each Arrow batch in it becomes a partition."""
     spark: Any = session.spark
     reader = spark.sparkContext._jvm.PythonSQLUtils
-    file = session.files.take()
-    try:
+    with session.files.lend() as file:
         _write(table, file, rows)
-        batches = reader.readArrowStreamFromFile(path_of(file))
-    except BaseException:
-        file.close()
-        raise
-    session.files.give_back(file)  # the JVM has a copy
+        batches = reader.readArrowStreamFromFile(path_of(file))  # the JVM has a copy from here on
     return reader.toDataFrame(batches, schema, spark._jsparkSession)
 
 
@@ -126,13 +121,11 @@ def _write(table: pa.Table, sink: Any, rows: int) -> None:
 def _put(session: Session, table: pa.Table) -> Any:
     """Puts a stream into Ray's object store. Returns its reference."""
     assert session.put is not None
-    buffer = session.buffers.take()
-    _write(table, buffer, max(1, table.num_rows))
-    # What the buffer holds is handed out without a copy, and nobody has it any more when the store has copied it: the
-    # buffer would be copied if it were written again before.
-    ref = session.put(buffer.getvalue())
-    session.buffers.give_back(buffer)
-    return ref
+    with session.buffers.lend() as buffer:
+        _write(table, buffer, max(1, table.num_rows))
+        # What the buffer holds is handed out without a copy, and nobody has it any more when the store has copied it:
+        # the buffer would be copied if it were written again before.
+        return session.put(buffer.getvalue())
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:

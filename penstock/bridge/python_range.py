@@ -77,16 +77,11 @@ class PythonRange:
 
     def _answers_to_shared(self, slices: Sequence[pa.RecordBatch]) -> list[bytes] | None:
         """Returns the answers to partitions in shared memory, or None when a Python worker could not read it."""
-        file = self._session.files.take()
-        try:
+        # When one fails, other Python workers may still read their partitions: the file is not written again.
+        with self._session.files.lend() as file:
             answers = self._run(self._from_memory(_in_file(file, slices)))
-        except BaseException:
-            file.close()  # Python workers may still read other partitions of it
-            raise
         if _NOT_HERE not in answers:
-            self._session.files.give_back(file)
             return answers
-        file.close()
         logger.info("executors run on other machines, and get micro-batches over the network")
         self._shares = False
         return None

@@ -9,10 +9,11 @@ answered. Memory of a micro-batch that has failed is let go, because a task of S
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 # Memory of so many bytes is kept from one micro-batch to the next.
@@ -29,26 +30,38 @@ class ReusedMemory(Generic[_Buffer]):
         self._make: Callable[[], _Buffer] = make
         self._limit = limit
         self._lock = threading.Lock()
-        self._spare: list[tuple[_Buffer, int]] = []  # with the bytes of each
+        self._spare: list[_Buffer] = []  # each stands at its end
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[_Buffer]:
+        """Gives a buffer, as `take` does, which is given back at the end of the block, and let go when the block
+        fails."""
+        buffer = self.take()
+        try:
+            yield buffer
+        except BaseException:
+            buffer.close()
+            raise
+        self.give_back(buffer)
 
     def take(self) -> _Buffer:
         """Returns a buffer that stands at its beginning. Call its `truncate()` when all is written: the buffer may hold
         an older micro-batch, which may be longer."""
         with self._lock:
-            if self._spare:
-                return self._spare.pop()[0]
-        return self._make()
+            if not self._spare:
+                return self._make()
+            buffer = self._spare.pop()
+        buffer.seek(0)
+        return buffer
 
     def give_back(self, buffer: _Buffer) -> None:
         """Keeps a buffer that nobody reads any more, up to where it stands, for the next micro-batch."""
-        size = buffer.tell()
         with self._lock:
-            kept = min(size, self._limit - sum(size for _, size in self._spare))
+            kept = min(buffer.tell(), self._limit - sum(spare.tell() for spare in self._spare))
             if kept > 0:
-                if kept < size:
-                    buffer.truncate(kept)
-                buffer.seek(0)
-                self._spare.append((buffer, kept))
+                buffer.seek(kept)
+                buffer.truncate()
+                self._spare.append(buffer)
                 return
         buffer.close()
 
@@ -56,7 +69,7 @@ class ReusedMemory(Generic[_Buffer]):
         """Lets go of the buffers that nobody uses."""
         with self._lock:
             spare, self._spare = self._spare, []
-        for buffer, _ in spare:
+        for buffer in spare:
             buffer.close()
 
 

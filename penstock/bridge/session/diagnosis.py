@@ -165,7 +165,6 @@ def _numbers(version: str | None) -> tuple[int, ...]:
 def essence(text: str) -> str:
     """Returns the line of a long error text that says most: the innermost cause, or the last line."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    lines = [line for line in lines if "ray::" not in line] or lines  # in which Ray names the actor and its address
     causes = [line for line in lines if line.startswith("Caused by: ")]
     raised = [line for line in lines if re.match(r"(?:: )?[\w.]+(?:Error|Exception|Failed)\b", line)]
     best = (causes or raised or lines)[-1]
