@@ -156,7 +156,7 @@ class SparkBridge:
     def _open(self) -> Operations:
         """Starts a Spark session."""
         options = replace(self._options, put=ray.put)
-        if options.kind != "pyspark" and options.existing is None and options.placement_group is None:
+        if options.kind != "pyspark" and options.placement_group is None:
             self._group = _reserve(options)
             options = replace(options, placement_group=self._group)
         try:

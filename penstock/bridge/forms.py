@@ -35,6 +35,7 @@ from penstock.runtime.operators.micro_batch import MicroBatchResult, Unprocessed
 from penstock.runtime.operators.stateless import KeyBy, MapBatches
 from penstock.runtime.operators.watermarks import Marking
 from penstock.runtime.operators.windowing import LATE, WindowAggregated
+from penstock.runtime.program.crossing import obstacle
 from penstock.runtime.program.plan import Chain, Plan
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.codec import decode, encode
@@ -109,7 +110,7 @@ def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
     made them already, if they can be merged at all."""
     first = 0 if chain.source is None else 1
     at = first
-    while at < len(chain.operators) and _obstacle(plan, chain.operators[at]) is None:
+    while at < len(chain.operators) and obstacle(plan, chain.operators[at]) is None:
         at += 1
     operators = tuple(map(_strict, chain.operators[first:at]))
     source = None if chain.source is None else chain.source.source
@@ -127,17 +128,8 @@ def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
             return RangeForm(chain.index, at + 1, operators, key_by.selector, combiner, aggregated.name, source, first)
     if not operators:
         stopped = chain.operators[min(at, len(chain.operators) - 1)]
-        return f"{stopped.name}: {_obstacle(plan, stopped) or 'nothing is left to do between the source and it'}"
+        return f"{stopped.name}: {obstacle(plan, stopped) or 'nothing is left to do between the source and it'}"
     return RangeForm(chain.index, at, operators, source=source, first=first)
-
-
-def _obstacle(plan: Plan, operator: Operator) -> str | None:
-    """Returns why an operator cannot cross."""
-    if operator.why_not_in_spark is not None:
-        return operator.why_not_in_spark
-    used = [exchange.output for exchange in plan.exchanges if exchange.operator == operator.name and exchange.output]
-    used = [output for output in used if output in operator.outputs and output != "dead_letters"]
-    return f"its side output {used[0]} is used" if used else None
 
 
 def _combiner(plan: Plan, operator: Operator) -> Aggregate | None:

@@ -5,8 +5,8 @@ The scheduler looks at the workers' counters a few times a second. For each chai
 a `BurstDetector` decides whether they should, and the scheduler has the workers told. When a chain's input goes to
 Spark, `switch_range` says how many operators go with it, by the magnifications that were measured. The range may
 continue into other chains, whose own detectors then wait. By default the range is as long as operators can cross, and
-does not end where Eq. 8 ends it: in the paper, each operator costs a micro-batch of its own, but here a range is one
-job in Spark, and the longer the range is, the fewer records come back (`BurstOptions.range_below`).
+does not end where Eq. 8 ends it: in the paper, each operator costs a micro-batch of its own, but here a range's part in
+one chain is one job in Spark, and the longer the range is, the fewer records come back (`BurstOptions.range_below`).
 
 This module is without Ray, threads, clock and files. A *carrier* (actors/spark_carrier.py, or a test) calls the methods
 for the events, each with the time of a clock that does not go back, and carries out the commands that they return:

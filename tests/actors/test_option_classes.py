@@ -17,13 +17,6 @@ from penstock.placement.options import PlacementOptions
 from penstock.runtime.errors import FlowError
 
 
-class SessionOfSpark:
-    """Stands for a session of PySpark, or of something that passes calls on to one."""
-
-    def createDataFrame(self, data: object) -> object:  # noqa: N802  # the name is PySpark's
-        return data
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -37,7 +30,6 @@ class SessionOfSpark:
         ),
         ({"cores": 1_000_000}, "cores=1000000; an executor has 4,096 cores at most; give more executors"),
         *(({"cpus": wrong}, f"cpus={wrong!r}; it must be a number, 0 or more") for wrong in (-1, "1", math.nan)),
-        ({"existing": "x"}, "existing='x'; it must be a SparkSession of PySpark, or None"),
         ({"python": ""}, "python=''; it must be a text that is not empty"),
         ({"python": 3}, "python=3; it must be a text"),
         ({"master": " "}, "master=' '; it must be a text"),
@@ -68,7 +60,7 @@ def test_wrong_options_of_spark(wrong: dict[str, Any], message: str) -> None:
         *({"memory": amount} for amount in ("512M", "2g", "1.5g", "2 GB", "1024", "100m", "2gb", "1T")),
         {"conf": {"spark.sql.shuffle.partitions": 7, "spark.sql.ansi.enabled": True}},
         {"cores": 256, "executors": 1_000, "cpus": 0, "master": "spark://a:7077", "python": "/of/another/machine"},
-        {"start_s": timedelta(seconds=2), "prepare_s": 1, "existing": SessionOfSpark(), "put": print},
+        {"start_s": timedelta(seconds=2), "prepare_s": 1, "put": print},
     ],
     ids=", ".join,  # of the names: processes must collect the same tests, and an object shows its address
 )

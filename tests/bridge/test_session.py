@@ -194,19 +194,6 @@ def test_too_little_memory() -> None:
         open_session(SparkOptions(kind="pyspark", memory="100m"))
 
 
-class Elsewhere:
-    """Stands for a session of Spark Connect, which has no JVM in this process."""
-
-    def createDataFrame(self, data: object) -> object:  # noqa: N802  # the name is PySpark's
-        return data
-
-
-@needs_java
-def test_a_session_of_something_else_is_not_adopted() -> None:
-    with pytest.raises(SparkUnavailable, match="no JVM in this process"):
-        open_session(SparkOptions(existing=Elsewhere()))  # type: ignore[arg-type]
-
-
 @needs_java
 def test_an_interpreter_that_is_not_there_is_named() -> None:
     with pytest.raises(SparkUnavailable, match="python='/no/such', and this machine has no such program"):

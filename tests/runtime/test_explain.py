@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.bridge.forms import RangeForm, range_form
 from penstock.runtime.operators.process import ProcessContext
+from penstock.runtime.program.crossing import staying
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
@@ -65,3 +67,32 @@ def words() -> Flow:
 
 def test_a_flow_is_explained_like_this() -> None:
     assert words().explain(workers=2) == GOLDEN
+
+
+def behind_keyed_operators() -> Flow:
+    """Returns a flow whose stateless operators stand before a keyed operator, behind it in its chain, and in a chain
+    of their own."""
+    flow = Flow("behind", parallelism=2)
+    counts = (
+        flow.read(Memory(["to be"])).flat_map(str.split, name="split").key_by(str.lower).process(note, name="audit")
+    )
+    counts.map(str, name="text").rebalance().map(len, name="length").write(Null(), name="out")
+    return flow
+
+
+def test_an_operator_behind_one_that_stays_in_its_chain_is_not_said_to_go_to_spark() -> None:
+    reasons = staying(behind_keyed_operators().plan(2))
+    assert reasons["text"] == "it follows audit in its chain, which stays"
+    assert "split" not in reasons
+    assert "length" not in reasons  # it begins a chain of its own
+    assert "  text    stays: it follows audit in its chain, which stays\n" in behind_keyed_operators().explain(
+        workers=2
+    )
+
+
+def test_what_can_go_to_spark_is_what_the_ranges_contain() -> None:
+    for flow in (words(), behind_keyed_operators()):
+        plan = flow.plan(2, check_sinks=False)
+        forms = [range_form(plan, chain) for chain in plan.chains]
+        crossing = {name for form in forms if isinstance(form, RangeForm) for name in form.names}
+        assert crossing == set(flow.graph.operators) - set(staying(plan))

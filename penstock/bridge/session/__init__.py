@@ -1,8 +1,8 @@
 """The one door to Spark: all other code asks here for a session, whatever provides it (docs/papers.md: D1, D4).
 
-The operation stream runs its micro-batches as DataFrame work in a Spark session. Three things can provide one: RayDP
-(raydp_session.py), plain PySpark (local_session.py), or the user (adopted_session.py). opening.py chooses one and tests
-it; diagnosis.py says why none can be had.
+The operation stream runs its micro-batches as DataFrame work in a Spark session. Two things can provide one: RayDP
+(raydp_session.py) or plain PySpark (local_session.py). opening.py chooses one and tests it; diagnosis.py says why
+none can be had.
 
 What must never happen:
 

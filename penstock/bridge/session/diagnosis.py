@@ -225,4 +225,4 @@ def unavailable(kind: str, error_text: str) -> SparkUnavailable:
     versions = installed_versions()
     if kind != "raydp":
         versions = {"pyspark": versions["pyspark"]}
-    return SparkUnavailable(diagnose(versions, None if kind == "adopted" else find_java(), error_text))
+    return SparkUnavailable(diagnose(versions, find_java(), error_text))

@@ -151,5 +151,5 @@ def refuse_second() -> None:
     if active is not None:
         raise SparkUnavailable(
             f"Spark cannot be used: this process has a Spark session already ({active.appName} on {active.master}), "
-            "and can have one only. Give it as `existing`, or stop it first."
+            "and can have one only. Stop it first."
         )

@@ -12,7 +12,6 @@ import threading
 import time
 from concurrent.futures import TimeoutError as TooLate
 
-from penstock.bridge.session.adopted_session import adopt
 from penstock.bridge.session.diagnosis import (
     SparkUnavailable,
     find_java,
@@ -34,10 +33,8 @@ _pause = threading.Event()  # never set
 
 
 def open_session(options: SparkOptions | None = None) -> Session:
-    """Starts or adopts a session, and tests it. Raises SparkUnavailable when there is none."""
+    """Starts a session, and tests it. Raises SparkUnavailable when there is none."""
     options = options or SparkOptions()
-    if options.existing is not None:
-        return _tested(adopt(options.existing, options), options)
     if options.kind == "raydp":
         return _tested(start_raydp(options), options)
     if options.kind == "pyspark":
@@ -102,8 +99,7 @@ def self_test(session: Session, seconds: float = 60.0) -> None:
 def _tested(session: Session, options: SparkOptions) -> Session:
     """Waits for the session's executors, and tests the session. Stops the session if it does not work."""
     try:
-        if session.kind != "adopted":
-            _await_executors(session, options)
+        _await_executors(session, options)
         self_test(session, options.start_s)
     except BaseException:
         session.stop()

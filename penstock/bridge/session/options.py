@@ -6,13 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from penstock.runtime.errors import WrongValue, shorten
 from penstock.runtime.units import Seconds, above_zero, choice, number, renamed_fields, whole
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 Kind = Literal["auto", "raydp", "pyspark"]
 
@@ -32,7 +29,6 @@ class SparkOptions:
 
     `kind` ("auto"): what starts the session. "raydp" starts executors on the Ray cluster, "pyspark" starts plain
     PySpark, and "auto" uses RayDP, or plain PySpark where RayDP cannot be had.
-    `existing` (None): a session to adopt, which Penstock never stops. It wins over `kind`.
     `master` (None): the address of the Spark master that plain PySpark uses in place of cores of this machine.
     `name` ("penstock"): the name of the application in Spark.
 
@@ -48,8 +44,7 @@ class SparkOptions:
 
     How it runs:
 
-    `conf` ({}): settings of Spark by name, which win over those of Penstock (SETTINGS). An adopted session takes only
-    settings that Spark SQL can change.
+    `conf` ({}): settings of Spark by name, which win over those of Penstock (SETTINGS).
     `python` (None): the interpreter with which executors run Python functions. With None, it is the one that runs now.
     `put` (None): `ray.put`, which RayDP needs, with Ray connected.
     `start_s` (60): the time limit for the start of the session, then again for the wait for executors, and then
@@ -74,7 +69,6 @@ class SparkOptions:
     placement_group: Any = None
     bundle_indexes: Sequence[int] | None = None
     cpus: float | None = None
-    existing: SparkSession | None = None
     master: str | None = None
     name: str = "penstock"
     python: str | None = None
@@ -111,8 +105,6 @@ class SparkOptions:
             function = getattr(self, name)
             if function is not None and not callable(function):
                 raise WrongValue(f"{name}={shorten(function)}; it must be a function, or None")
-        if self.existing is not None and not hasattr(type(self.existing), "createDataFrame"):
-            raise WrongValue(f"existing={shorten(self.existing)}; it must be a SparkSession of PySpark, or None")
 
     def _check_conf(self) -> None:
         if not isinstance(self.conf, Mapping):

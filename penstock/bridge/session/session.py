@@ -31,7 +31,7 @@ class Session:
     def __init__(
         self,
         spark: SparkSession,
-        kind: Literal["raydp", "pyspark", "adopted"],
+        kind: Literal["raydp", "pyspark"],
         cores: int,
         end: Callable[[], None],
         *,
@@ -60,7 +60,7 @@ class Session:
         return f"<Session {self.kind}, {self.cores} cores>"
 
     def stop(self) -> None:
-        """Ends the session and its processes, unless the session was adopted. May be called more than once."""
+        """Ends the session and its processes. May be called more than once."""
         with self._lock:
             end, self._end = self._end, None
         if end is not None:
@@ -87,6 +87,6 @@ class Session:
         """Describes the session in one line, for people and logs."""
         context = self.spark.sparkContext
         java = context._jvm.java.lang.System.getProperty("java.version")
-        names = {"raydp": "RayDP", "pyspark": "PySpark", "adopted": "the user's own session"}
+        names = {"raydp": "RayDP", "pyspark": "PySpark"}
         text = f"{names[self.kind]} on {context.master}, {self.cores} cores, Spark {context.version}, Java {java}"
         return f"{text} (not RayDP: {self.fallback_reason})" if self.fallback_reason else text

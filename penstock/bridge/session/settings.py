@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.bridge.columns import SESSION_SETTINGS
 from penstock.bridge.session.options import SparkOptions
 
-#: What every session of ours gets, before the caller's own settings. Those of Spark SQL also go to adopted sessions.
+#: What every session of ours gets, before the caller's own settings.
 SETTINGS: dict[str, str] = {
     # Fixed costs of a micro-batch.
     "spark.sql.adaptive.enabled": "false",  # re-planning between stages costs more than such batches can win by it

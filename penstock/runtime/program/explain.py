@@ -22,6 +22,7 @@ from penstock.runtime.operators.stateless import MapBatches
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.windowing import WindowAggregated
 from penstock.runtime.operators.windows import Windows
+from penstock.runtime.program.crossing import staying
 from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.program.plan import Exchange, Plan
 from penstock.runtime.records.userfunc import ListSelector
@@ -33,17 +34,17 @@ if TYPE_CHECKING:
 def explain(flow: Flow, workers: int) -> str:
     """Returns the operators with their inputs, and then the chains of tasks and the exchanges between them."""
     plan = flow.plan(workers, check_sinks=False)  # nothing is written, so the places of sinks need not be free
-    return "\n".join([*_logical(flow), "", *_physical(plan, workers), "", *_paradigms(flow), ""])
+    return "\n".join([*_logical(flow), "", *_physical(plan, workers), "", *_paradigms(flow, plan), ""])
 
 
-def _paradigms(flow: Flow) -> list[str]:
+def _paradigms(flow: Flow, plan: Plan) -> list[str]:
     """Says which operators can run in the operation stream, and why the others cannot."""
-    operators = flow.graph.operators
+    reasons = staying(plan)
     names = flow.graph.ordered()
     width = max(map(len, names))
     lines = ["in a burst (dual=...)"]
     for name in names:
-        reason = operators[name].why_not_in_spark
+        reason = reasons.get(name)
         lines.append(f"  {name:<{width}}  {'can go to Spark' if reason is None else f'stays: {reason}'}")
     return lines
 

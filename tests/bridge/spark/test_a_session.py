@@ -12,7 +12,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.bridge.arrow import micro_batch, to_arrow
 from penstock.bridge.session import Session, SparkOptions, SparkUnavailable, open_session
 from penstock.bridge.session.opening import self_test
 from tests.bridge.test_session import wait_until, without
@@ -68,18 +67,6 @@ def test_a_second_session_is_refused(session: Session) -> None:
     for kind in ("pyspark", "auto"):
         with pytest.raises(SparkUnavailable, match="has a Spark session already"):
             open_session(SparkOptions(kind=kind))  # type: ignore[arg-type]
-
-
-def test_an_adopted_session_is_neither_changed_nor_stopped(session: Session) -> None:
-    mine = session.spark.newSession()
-    mine.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-    with open_session(SparkOptions(existing=mine)) as adopted:
-        assert (adopted.kind, adopted.cores, adopted.put) == ("adopted", 2, None)
-        with micro_batch(adopted, pa.table({"s": ["2024-01-01 00:00:00"]})) as frame:
-            (instant,) = to_arrow(frame.selectExpr("cast(s as timestamp) t"))["t"].to_pylist()
-        assert instant.isoformat() == "2024-01-01T00:00:00+00:00"
-    assert mine.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
-    assert mine.range(3).count() == 3
 
 
 def test_a_test_that_takes_too_long_is_cancelled(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
