@@ -456,6 +456,7 @@ class BurstDetector:
         self.switches: deque[SwitchStory] = deque(maxlen=_SWITCHES_KEPT)
         self.refusals = Refusals()
         self._figures_now = Figures(0.0, 0.0)
+        self._seen: Observation | None = None  # the last one
         self._reason = ""  # of the last burst
         self._story: SwitchStory | None = None  # of the last switch, while it is not judged
         self._notes: deque[str] = deque()
@@ -523,6 +524,7 @@ class BurstDetector:
     def observe(self, seen: Observation) -> Decision:
         """Takes what the range has done, and decides."""
         self._measure(seen)
+        self._seen = seen
         figures = self._figures(seen)
         self._figures_now = figures
         self._watch_story(seen, figures)
@@ -549,7 +551,14 @@ class BurstDetector:
         )
 
     def happened(self, event: Event, time_s: float, why: str = "") -> RangeState:
-        """Notes that the host has done what was decided, or could not. Returns the new state."""
+        """Notes that the host has done what was decided, or could not. Returns the new state.
+
+        When Spark is ready, a range that was waiting for it is judged once more before it switches: its trial in Spark
+        may have measured what was only assumed when the burst was seen."""
+        if event == "ready" and self.state == "PREPARING" and self._seen is not None:
+            judged, reason = self._judge(time_s, self._figures(self._seen))
+            if judged == "calm":
+                self._move(judged, time_s, reason)
         self._move(event, time_s, why)
         return self.state
 
@@ -558,6 +567,8 @@ class BurstDetector:
     def _measure(self, seen: Observation) -> None:
         self._batches.add(seen.batches)
         self._ways.add(MicroBatch(one.records, one.way_s) for one in seen.batches if one.way_s is not None)
+        if seen.way_s is not None:
+            self._record_ways.append(seen.way_s)
         if self._pending is None:
             self._pending = _Pending(seen.time_s, seen.queue)
             self._phase_s = self.since_s = seen.time_s
@@ -592,8 +603,6 @@ class BurstDetector:
         arrival_rate = self._arrival_rate or 0.0
         self._guess_batches()
         alone, cost = self._records.rate, self._batches.cost
-        if seen.way_s is not None:
-            self._record_ways.append(seen.way_s)
         record_transmit_s = median(self._record_ways) if self._record_ways else None
         record_rate = alone if self._sustained.rate is None else self._sustained.rate
         figures = Figures(

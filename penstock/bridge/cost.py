@@ -111,12 +111,11 @@ class BatchCost:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What is known before the job has measured anything: from a trial when Spark was first used, or from an earlier
-    run."""
+    """What is assumed before the job has measured anything, or what a trial in Spark has measured."""
 
     record_rate: float | None = None  # records/s of the record tasks: the paper's PD
     batch: BatchCost | None = None  # the paper's PO, t_s + t_ot
-    prepare_s: float = 12.0  # a Spark session through RayDP and its first action, on two cores; measured from then on
+    prepare_s: float = 60.0  # a Spark session and the trial of a range, on two cores; measured from then on
     switch_s: float = 1.0  # from the barrier until the range runs in the other paradigm: about one epoch
 
     def __post_init__(self) -> None:

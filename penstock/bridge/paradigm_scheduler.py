@@ -317,7 +317,6 @@ class ParadigmScheduler:
         self._spark.ready(facts)
         self._warned.clear()
         self._quiet_s = 0.0
-        self._tell_detectors("ready", now)
         for range_ in self._ranges:
             chain = range_.form.chain
             range_.tried_in, range_.way = None if chain in facts.untried else life, facts.ways.get(chain)
@@ -327,6 +326,8 @@ class ParadigmScheduler:
             elif facts.cores is not None and not range_.tried:
                 tasks = self._plan.chains[chain].parallelism
                 range_.detector.untried(_FIRST_COST, facts.cores / tasks)
+        # After the costs: a range that was waiting for Spark decides anew by what its trial has measured.
+        self._tell_detectors("ready", now)
         return []
 
     def spark_failed(self, now: float, life: int, why: str) -> list[Command]:

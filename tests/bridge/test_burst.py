@@ -514,7 +514,7 @@ def test_the_swing_of_the_queue_between_two_batches_is_not_calm() -> None:
 
 
 def test_it_does_not_come_back_to_what_the_record_tasks_cannot_bear() -> None:
-    made = detector(calibration=Calibration(30_000, BatchCost(0.01, 1_000_000)))
+    made = detector(calibration=Calibration(30_000, BatchCost(0.01, 1_000_000), prepare_s=5.0))
     after(made, 5.0, 1e6, 40_000)
     made.happened("ready", 6.0)
     made.happened("switched", 7.0)

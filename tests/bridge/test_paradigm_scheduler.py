@@ -353,6 +353,26 @@ def test_what_a_trial_has_cost_is_known_of_its_range_alone() -> None:
     assert job.status(other)["figures"]["operation_rate"] > FACTS.costs[0].rate  # type: ignore[union-attr]
 
 
+def test_a_burst_seen_while_spark_prepares_is_judged_by_what_the_trial_has_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The burst is worth a switch by the figures that are assumed before any trial, and not by the measured ones."""
+    of_speed(monkeypatch, 1_000)
+    job = start(mode="auto", ahead=True)
+    job.takes_long = True
+    for look in range(40):
+        for task in job.chains[0]:
+            did(task, 1_000, busy_s=scheduled_job.LOOK_S)
+            task["queued"] = 10_000 * look
+        job.look()
+    assert job.state() == "PREPARING"
+    job.takes_long = False
+    for _ in range(8):
+        job.look()
+        assert job.state() == "RECORD"
+    assert "Spark would process" in job.status()["reason"]
+
+
 # --- and back ----------------------------------------------------------------------------------------------------
 
 
