@@ -198,6 +198,9 @@ _ANSWERS_SEEN = 3  # within this time, or the time is longer
 # Over so long the growth of a queue is taken: over two looks of the scheduler, and a little more.
 _GROWTH_S = 0.6
 
+# Buffers of a source that were full whenever they were looked at for so long are not full by a moment's pause.
+_FULL_S = 2.0
+
 # The time for which the record tasks would work on the least queue that is called a burst.
 _LEAST_BURST_S = 0.2
 
@@ -315,6 +318,7 @@ class Observation:
     held_up: float = 0.0  # of the queue: what waits only because a range further down takes no more
     way_s: float | None = None  # for how long results that wait for nobody are on their way to the next tasks
     answered: float = 0.0  # records that Spark has answered
+    full: bool = False  # the buffers of its source are full: more records wait than `queue` says
 
 
 @dataclass(frozen=True)
@@ -343,11 +347,16 @@ class Figures:
     queue_down: float | None = None  # L_down
     queue_soon: float | None = None  # what of L is the range's own when Spark could give its first answer
     growth: float = 0.0  # records/s by which the range's own queue has grown in the last moments
+    full: bool = False  # the buffers of the source have been full for some time: more records wait than L says
 
     @property
     def outgrown(self) -> bool:
         """Returns whether more comes than the record tasks sustain, so that more and more records wait. The fewest that
-        count are those of `_LEAST_BURST_S`: fewer wait whenever a task was not scheduled for a moment."""
+        count are those of `_LEAST_BURST_S`: fewer wait whenever a task was not scheduled for a moment. A source whose
+        buffers stay full shows neither how much comes nor how much waits, because it takes only as much as the tasks
+        do."""
+        if self.full:
+            return True
         pd = self.record_rate
         return pd is not None and self.arrival_rate > pd and self.growth > 0 and self.own > _LEAST_BURST_S * pd
 
@@ -457,6 +466,7 @@ class BurstDetector:
         self.refusals = Refusals()
         self._figures_now = Figures(0.0, 0.0)
         self._seen: Observation | None = None  # the last one
+        self._full_since: float | None = None  # since when the buffers of the source have been full
         self._reason = ""  # of the last burst
         self._story: SwitchStory | None = None  # of the last switch, while it is not judged
         self._notes: deque[str] = deque()
@@ -485,6 +495,10 @@ class BurstDetector:
         self._record_ways: deque[float] = deque(maxlen=_WAYS_KEPT)
         self._prepare_s = calibration.prepare_s
         self._switch_s = self._return_s = calibration.switch_s
+
+    def rescaled(self) -> None:
+        """Forgets the speed of the record tasks, because there are more or fewer of them now."""
+        self._records, self._sustained, self._shown = RecordSpeed(), SustainedSpeed(), ShownSpeed()
 
     def tried(self, cost: BatchCost) -> None:
         """Takes this cost of Spark's micro-batches until there are measurements. Measurements of the record tasks
@@ -569,6 +583,10 @@ class BurstDetector:
         self._ways.add(MicroBatch(one.records, one.way_s) for one in seen.batches if one.way_s is not None)
         if seen.way_s is not None:
             self._record_ways.append(seen.way_s)
+        if not seen.full:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = seen.time_s
         if self._pending is None:
             self._pending = _Pending(seen.time_s, seen.queue)
             self._phase_s = self.since_s = seen.time_s
@@ -614,6 +632,7 @@ class BurstDetector:
             self._shown.rate,
             record_transmit_s=record_transmit_s,
             growth=self._growth(),
+            full=self._full_since is not None and seen.time_s - self._full_since >= _FULL_S,
         )
         if cost is None:
             return figures
@@ -715,7 +734,7 @@ class BurstDetector:
             return "burst", f"asked for: Spark's turn after {in_phase:.1f} s"
         if f.queue_up is None:
             return None, self._unknown(f)
-        if f.soon <= f.queue_up:
+        if f.soon <= f.queue_up and not f.full:
             if f.queue > f.queue_up:
                 return None, (
                     f"not switched: of {f.queue:,.0f} waiting records {f.held_up:,.0f} wait because operators further "
@@ -759,7 +778,7 @@ class BurstDetector:
         if preparing:
             if slower is not None:
                 return "calm", f"not switched: {slower}"
-            if f.soon < f.queue_down:
+            if f.soon < f.queue_down and not f.full:
                 return "calm", f"over before Spark was ready: {f.waiting}, under {f.queue_down:,.0f}"
             return None, f"burst: {f.waiting}; Spark is being made ready"
         if time_s < self._stay_until:
@@ -863,7 +882,7 @@ class BurstDetector:
         assert f.fixed_s is not None
         assert f.interval_s is not None
         spare = f.record_rate - f.arrival_rate
-        if spare <= 0:
+        if spare <= 0 or f.full:
             return None  # they never are
         records_s = f.own / spare
         begun = time_s if self._prepare_since is None else self._prepare_since
@@ -891,7 +910,7 @@ class BurstDetector:
         loaded = f.arrival_rate > near * f.record_rate
         if f.queue_up is None:
             return loaded  # to calibrate in time
-        return (loaded or f.own > near * f.queue_up) and self._slower(f, self.options.margin) is None
+        return (loaded or f.full or f.own > near * f.queue_up) and self._slower(f, self.options.margin) is None
 
     # --- switches and their outcomes -------------------------------------------------------------------------------
 

@@ -87,6 +87,12 @@ _ROWS_LEAST = 50_000
 # these.
 _ROWS_FEWEST = 256
 
+# What the reason of a range says when its source does not count what waits before it.
+_BLIND = (
+    "; its source cannot tell how many records wait there (Reader.backlog), so that a burst is seen only by what has "
+    "been read"
+)
+
 # After a trial that was given up, because the job needed Spark, a range is not tried again before.
 _TRY_AGAIN_S = 10.0
 
@@ -199,6 +205,7 @@ class _Range:
     detector: BurstDetector
     meter: RangeMeter = field(default_factory=RangeMeter)
     decision: Decision | None = None
+    blind: bool = False  # its source cannot tell how many records wait there
     failed: str | None = None  # why tasks had to process a micro-batch, or records of one, the last time
     parts: dict[int, int] = field(default_factory=dict)  # while it is in Spark: chain -> up to which position
     extent: str = ""  # why it ends there
@@ -414,6 +421,10 @@ class ParadigmScheduler:
         before, self._plan = self._plan, plan
         if _layout(plan) == _layout(before):
             self._waiting.keep(plan.by_number)
+            for range_ in self._ranges:
+                chain = range_.form.chain
+                if plan.chains[chain].parallelism != before.chains[chain].parallelism:
+                    range_.detector.rescaled()
             return []
         self._waiting = WaitingRecords()
         self._find_ranges()
@@ -464,6 +475,7 @@ class ParadigmScheduler:
         held_back = self._waiting.held_back(chain)
         held_up = self._waiting.held_up(chain, {one.form.chain for one in self._ranges}.difference(range_.chains))
         receivers = look.tasks(*{edge.target for edge in self._plan.exchanges if edge.source == chain})
+        range_.blind = not all(task["backlog_known"] for task in look.tasks(chain))
         seen = range_.meter.observe(look.tasks(chain), look.now, held_back, held_up, receivers)
         decision = detector.observe(seen)
         range_.decision = decision
@@ -666,7 +678,7 @@ class ParadigmScheduler:
             "state": leader.detector.state.value,
             "paradigm": "operation" if leader.detector.state in ("OPERATION", "RETURNING") else "record",
             "burst": leader.decision is not None and leader.decision.burst,
-            "reason": self._reason(leader),
+            "reason": self._reason(leader) + (_BLIND if leader.blind else ""),
             "figures": {
                 **vars(Figures(0.0, 0.0) if leader.decision is None else leader.decision.figures),
                 "operation_measured": leader.tried or leader.detector.has_measured_spark,

@@ -112,6 +112,7 @@ class RangeMeter:
             batches=batches,
             way_s=way_between(tasks, receivers),
             answered=float(in_spark),
+            full=any(task["backlog_full"] for task in tasks),
         )
 
     def take_answers(self, tasks: Iterable[TaskLoad]) -> tuple[MicroBatch, ...]:

@@ -93,6 +93,8 @@ class ScheduledJob:
                 "record_by_record": False,
                 "queued": 0,
                 "backlog": 0,
+                "backlog_known": True,
+                "backlog_full": False,
                 "under_way": 0,
                 "begun": 0,
                 "sends": [],

@@ -491,6 +491,35 @@ def test_a_burst_that_is_over_before_spark_is_ready_is_left_alone() -> None:
     assert made.happened("ready", 8.0) == "RECORD"  # what was begun is there for the next one
 
 
+def test_a_source_whose_buffers_stay_full_has_a_burst_however_short_its_queue_is() -> None:
+    """The buffers take as much as the tasks do, so that neither the queue nor the arrivals show the burst."""
+    made = detector()
+    states = []
+    for tenth in range(1, 31):
+        decision = made.observe(Observation(5 + tenth / 10, 500, 3_000, 3_000, 0.1, full=True))
+        states.append(decision.state)
+    assert decision.figures.queue_up is not None
+    assert decision.figures.queue < decision.figures.queue_up
+    assert states[10] == "RECORD", "a moment's pause of the tasks is no burst"
+    assert states[-1] == "PREPARING"
+
+
+def test_buffers_that_are_full_for_moments_are_no_burst() -> None:
+    made = detector()
+    for tenth in range(1, 101):
+        decision = made.observe(Observation(5 + tenth / 10, 500, 3_000, 3_000, 0.1, full=tenth % 15 != 0))
+        assert decision.state == "RECORD"
+
+
+def test_the_speed_of_the_record_tasks_is_forgotten_when_their_number_changes() -> None:
+    made = detector()
+    assert after(made, 5.0, 10).figures.record_rate is not None
+    made.rescaled()
+    assert after(made, 5.1, 10).figures.record_rate is None
+    made.observe(Observation(5.2, 10, 500, 500, 0.1))
+    assert made.observe(Observation(5.3, 10, 500, 500, 0.1)).figures.record_rate == pytest.approx(5_000)
+
+
 def test_a_burst_that_is_fading_is_still_prepared_for() -> None:
     made = detector(rate=60_000)
     decision = after(made, 5.0, 60_000, 60_000)

@@ -373,6 +373,28 @@ def test_a_burst_seen_while_spark_prepares_is_judged_by_what_the_trial_has_measu
     assert "Spark would process" in job.status()["reason"]
 
 
+def test_a_range_whose_source_cannot_tell_what_waits_says_so() -> None:
+    job = start(mode="auto", ahead=True)
+    job.look()
+    assert "Reader.backlog" not in job.status()["reason"]
+    job.chains[0][0]["backlog_known"] = False
+    job.look()
+    assert "its source cannot tell how many records wait there (Reader.backlog)" in job.status()["reason"]
+
+
+def test_a_rescale_forgets_the_speed_of_the_record_tasks() -> None:
+    job = start(mode="auto", ahead=True)
+    for _ in range(4):
+        for task in job.chains[0]:
+            did(task, 100, busy_s=0.1)
+        job.look()
+    assert job.status()["figures"]["record_rate"] is not None
+    job.change_plan(words(parallelism=4).plan(1))
+    job.make_tasks()
+    job.look()
+    assert job.status()["figures"]["record_rate"] is None
+
+
 # --- and back ----------------------------------------------------------------------------------------------------
 
 

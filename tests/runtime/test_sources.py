@@ -797,6 +797,7 @@ def test_the_backlog_of_a_socket_is_what_is_held_here_and_in_the_kernel() -> Non
         assert time.monotonic() < until, f"{reader.backlog()} of {count:,} lines are known to wait"
         time.sleep(0.01)
     assert len(reader._feed._lines) <= 50  # type: ignore[attr-defined]
+    assert reader.is_full()
     assert len(drain_socket(reader, woken, count=5_000)) == 5_000
     while abs(reader.backlog() - 3_000) > 1:  # the thread may be about to take more from the kernel
         assert time.monotonic() < until, f"{reader.backlog():,} lines are known to wait"
@@ -804,6 +805,7 @@ def test_the_backlog_of_a_socket_is_what_is_held_here_and_in_the_kernel() -> Non
     done.set()
     assert len(drain_socket(reader, woken)) == 3_000
     assert reader.backlog() == 0
+    assert not reader.is_full()
     reader.close()
     server.join()
 

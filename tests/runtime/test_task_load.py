@@ -139,6 +139,9 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
         def backlog(self) -> int:
             return 0
 
+        def has_full_buffer(self) -> bool:
+            return False
+
         def told_to_divert(self) -> DivertRequest | None:
             return None
 

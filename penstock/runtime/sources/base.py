@@ -106,11 +106,17 @@ class Reader(ABC):
         `wake`. It is asked after a read() that returned less than its limit."""
         return 0.0
 
-    def backlog(self) -> int:
-        """Returns the backlog: how many records are ready that were not handed out, as far as is known. An estimate
-        will do, such as bytes over the mean size of a record. It is asked a few times a second, at any time and by
-        another thread than the one that reads. It counts as input that waits only when the reader is `paced`."""
-        return 0
+    def backlog(self) -> int | None:
+        """Returns the backlog: how many records are ready that were not handed out, or None, the default, when the
+        reader cannot tell. An estimate will do, such as bytes over the mean size of a record. It is asked a few times a
+        second, at any time and by another thread than the one that reads. It counts as input that waits only when the
+        reader is `paced`. A burst at a reader that cannot tell is not seen, and the status of the job says so."""
+        return None
+
+    def is_full(self) -> bool:
+        """Returns whether the reader's buffers are full, so that more records wait than `backlog` can count. It is
+        asked like `backlog`. Records then come faster than the tasks take them, however short the backlog is."""
+        return False
 
     def close(self) -> None:
         """Releases files, sockets and threads."""

@@ -121,6 +121,9 @@ class _SocketReader(Reader):
     def backlog(self) -> int:
         return 0 if self._feed is None or self.finished else self._feed.backlog()
 
+    def is_full(self) -> bool:
+        return self._feed is not None and not self.finished and self._feed.is_full()
+
     def close(self) -> None:
         self.finished = True
         if self._feed is not None:
@@ -175,6 +178,12 @@ class _Feed:
             if self._socket is not None and self._lines_seen:
                 waiting += _in_kernel(self._socket) * self._lines_seen // self._bytes_seen
             return waiting
+
+    def is_full(self) -> bool:
+        """Tells whether received lines wait for room in the buffer: then the kernel's buffer and that of the sender
+        fill as well, and nobody knows how much waits there."""
+        with self._changed:
+            return self._outside > 0 and not self._ended
 
     def close(self) -> None:
         with self._changed:

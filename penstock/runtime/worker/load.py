@@ -39,7 +39,9 @@ class TaskLoad(TypedDict):
     finished: bool
     record_by_record: bool  # while this is so, the task cannot be diverted
     queued: int  # records in its inbox, and gathered from there
-    backlog: int  # records that are ready at its source and that it has not read
+    backlog: int  # records that are ready at its source and that it has not read, as far as is known
+    backlog_known: bool  # False: its source cannot tell
+    backlog_full: bool  # the buffers of its source are full: more records wait than `backlog` says
     under_way: int  # records in micro-batches without an answer
     begun: int  # of those that its first operator has received: how many wait for another function in the same step
     # For each chain that it sends to: (the chain's number, records made for it, records of these that were not sent,
@@ -70,13 +72,16 @@ def task_load(task: Task) -> TaskLoad:
     diversion = task.diversion  # read once, because it may end meanwhile
     told = None if diversion is None else task.told_to_divert()
     now = task.clock()
+    backlog = task.backlog()
     return {
         "number": task.task.number,
         "chain": task.task.chain,
         "finished": task.finished,
         "record_by_record": task.record_by_record is not None,
         "queued": task.queued + task.gathered,
-        "backlog": task.backlog(),
+        "backlog": backlog or 0,
+        "backlog_known": backlog is not None,
+        "backlog_full": task.has_full_buffer(),
         "under_way": 0 if diversion is None else diversion.records,
         "begun": task.begun,
         "sends": _sends(task, now),

@@ -171,10 +171,14 @@ class SourceTask(Task):
         self._has_passed = True
         return self._triggers.popleft()
 
-    def backlog(self) -> int:
+    def backlog(self) -> int | None:
         # At full speed nothing is late: what is left of the input is no burst.
         reader = self.reader
         return reader.backlog() if reader.paced and not self._at_end() else 0
+
+    def has_full_buffer(self) -> bool:
+        reader = self.reader
+        return reader.paced and not self._at_end() and reader.is_full()
 
     def has_input_to_divert(self) -> bool:
         if self._is_ahead:

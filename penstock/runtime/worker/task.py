@@ -843,9 +843,13 @@ class Task:
         returning, diversion = self._life.state is TaskState.RETURNING, self.diversion
         return None if returning or diversion is None else diversion.divert
 
-    def backlog(self) -> int:
-        """Returns how many records wait outside of the inbox, as far as is known."""
+    def backlog(self) -> int | None:
+        """Returns how many records wait outside of the inbox, or None when its source cannot tell."""
         return 0
+
+    def has_full_buffer(self) -> bool:
+        """Returns whether more records wait outside of the inbox than `backlog` can count."""
+        return False
 
     def has_barrier_to_take(self) -> bool:
         """Whether the next barrier can take its place after the micro-batches."""
