@@ -11,6 +11,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,6 +152,46 @@ def test_records_and_partials_of_any_parts_give_what_python_makes_of_all(
     wanted = model(EVERYTHING, records)
     found = results(EVERYTHING, state)
     assert same(found, wanted), (found, wanted)
+
+
+NUMPYS = {
+    "i": [np.int8, np.int16, np.int32, np.int64],
+    "h": [np.int64],
+    "f": [np.float64],
+    "b": [np.bool_],
+}
+
+
+@given(RECORDS, st.integers(1, 5), st.integers(0, 10**6))
+def test_numpy_numbers_count_as_the_numbers_that_they_equal(records: list[Any], parts: int, seed: int) -> None:
+    rng = random.Random(seed)
+    agg = Agg(
+        {
+            **{name: each for name, each in EVERYTHING.aggregations.items() if name[-2:] in ("_i", "_h", "_f", "_b")},
+            "twice": ps.sum(ps.col("i") * 2 + 1),
+            "half": ps.max(ps.col("i") / 2),
+            "more": ps.min(ps.when(ps.col("i") > ps.col("f"), ps.col("i").cast("double")).otherwise(ps.col("f"))),
+            "read": ps.count(ps.when(ps.col("b"), ps.col("i").cast("string"))),
+        }
+    )
+    scalars = [
+        {
+            name: rng.choice(NUMPYS[name])(value)
+            if name in NUMPYS and value is not None and rng.random() < 0.7
+            else value
+            for name, value in record.items()
+        }
+        for record in records
+    ]
+    state: dict[Any, Any] = {}
+    wanted: dict[Any, Any] = {}
+    for part in cut(rng, scalars, parts):
+        partials: dict[Any, Any] = {}
+        add(agg, partials, part)
+        merge(agg, state, partials)
+    add(agg, wanted, records)
+    found = results(agg, state)
+    assert same(found, results(agg, wanted)), (found, results(agg, wanted))
 
 
 @pytest.mark.parametrize("name", ["n", "count_i", "sum_h", "mean_f", "min_s", "max_t"])

@@ -19,6 +19,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,6 +204,24 @@ def test_different_keys_differ() -> None:
 def test_nan_is_no_key(key: Any) -> None:
     with pytest.raises(KeyTypeError, match="a key is NaN, or has NaN in it") as caught:
         key_groups([1.5, key], 128)
+    assert caught.value.index == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("key", [pd.NaT, ("a", pd.NaT), Place("Rye", pd.NaT)], ids=repr)
+def test_a_time_that_is_none_is_no_key(key: Any) -> None:
+    with pytest.raises(KeyTypeError, match="a key is NaT, or has NaT in it") as caught:
+        key_groups([1.5, key], 128)
+    assert caught.value.index == 1  # type: ignore[attr-defined]
+
+
+class Broken(tzinfo):
+    def utcoffset(self, _: datetime | None) -> timedelta:
+        raise LookupError("no such zone")
+
+
+def test_a_key_whose_class_raises_an_error_is_a_bad_key() -> None:
+    with pytest.raises(KeyTypeError, match=r"type datetime cannot be hashed: LookupError: .*no such zone") as caught:
+        key_groups([1.5, datetime(2024, 1, 1, tzinfo=Broken())], 128)
     assert caught.value.index == 1  # type: ignore[attr-defined]
 
 

@@ -43,6 +43,7 @@ from penstock.runtime.expressions.typed import (
     infer,
     kind,
 )
+from penstock.runtime.scalars import python_number
 
 #: Adds records or partials to those of their keys: function(state, keys, values).
 Adder = Callable[[dict[Any, Any], Iterator[Any], Iterator[Any]], None]
@@ -261,11 +262,13 @@ def _number(value: Any) -> Any:
 
 
 def _ordered(value: Any) -> Any:
+    value = python_number(value)
     kernels.lt(value, value)  # raises when there is no order
     return value
 
 
 def _double(value: Any) -> float | None:
+    value = python_number(value)
     if isinstance(value, str | bool):
         raise TypeError(f"there is no mean of {shorten(value, 80)} ({type(value).__name__})")
     return kernels.to_double(value)

@@ -15,10 +15,11 @@ import re
 from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from penstock.runtime.errors import shorten
 from penstock.runtime.expressions.tree import BIGINT_MAX, BIGINT_MIN, DECIMAL_DIGITS
+from penstock.runtime.scalars import python_number
 
 UTC = timezone.utc
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -56,6 +57,17 @@ _ZONE_MINUTES_MAX = 18 * 60
 def _unfit(what: str, *values: Any) -> NoReturn:
     given = " and ".join(f"{shorten(value, 80)} ({type(value).__name__})" for value in values)
     raise TypeError(f"cannot {what} {given}")
+
+
+_T = TypeVar("_T")
+
+
+def _of_number(kernel: Callable[[Any], _T], what: str, value: Any) -> _T:
+    """Returns what a kernel makes of a NumPy number. Raises TypeError for everything else, which it cannot take."""
+    number = python_number(value)
+    if number is value:
+        _unfit(what, value)
+    return kernel(number)
 
 
 # --- comparing ----------------------------------------------------------------------------------------------
@@ -118,6 +130,7 @@ def ge(a: Any, b: Any) -> bool | None:
 
 def _alike(a: Any, b: Any) -> tuple[Any, Any]:
     """Returns two values as Python can compare them in Spark's way."""
+    a, b = python_number(a), python_number(b)
     if isinstance(a, datetime) and isinstance(b, datetime):
         return utc(a), utc(b)
     if _is_number(a) and _is_number(b):
@@ -155,6 +168,7 @@ def isin(value: Any, values: tuple[Any, ...]) -> bool | None:
 
 def boolean(value: Any) -> bool | None:
     """Returns the value, which must be a boolean or null."""
+    value = python_number(value)
     if value is None or value is True or value is False:
         return value
     return _unfit("take as a boolean", value)
@@ -170,6 +184,7 @@ def wrap(value: int) -> int:
 
 def _operands(a: Any, b: Any, what: str) -> tuple[Any, Any]:
     """Returns two numbers, brought to one type."""
+    a, b = python_number(a), python_number(b)
     if not (_is_number(a) and _is_number(b)):
         _unfit(what, a, b)
     if isinstance(a, float) or isinstance(b, float):
@@ -215,6 +230,7 @@ def neg(value: Any) -> Any:
     """-value"""
     if value is None:
         return None
+    value = python_number(value)
     if not _is_number(value):
         _unfit("negate", value)
     if isinstance(value, int):
@@ -228,6 +244,7 @@ def div(a: Any, b: Any) -> float | None:
         return None
     if type(a) is float and type(b) is float:
         return a / b if b else None
+    a, b = python_number(a), python_number(b)
     if not isinstance(a, float) and not isinstance(b, float):
         if isinstance(a, Decimal) or isinstance(b, Decimal):
             raise TypeError("decimals have no division that is exact; cast both to double")
@@ -243,6 +260,7 @@ def idiv(a: Any, b: Any) -> int | None:
     """Returns the whole part of a / b."""
     if a is None or b is None:
         return None
+    a, b = python_number(a), python_number(b)
     if not (isinstance(a, int) and isinstance(b, int)) or isinstance(a, bool) or isinstance(b, bool):
         _unfit("divide as integers", a, b)
     if not b:
@@ -283,7 +301,7 @@ def to_bigint(value: Any) -> int | None:
         return wrap(int(value))
     if isinstance(value, datetime):
         return (utc(value) - EPOCH) // _SECOND
-    return _unfit("cast to bigint", value)
+    return _of_number(to_bigint, "cast to bigint", value)
 
 
 def to_int(value: Any) -> int | None:
@@ -327,7 +345,7 @@ def to_double(value: Any) -> float | None:
         return float(text) if _NUMBER.fullmatch(text) or _SPECIAL.fullmatch(text) else None
     if isinstance(value, int | float | Decimal):
         return float(value)
-    return _unfit("cast to double", value)
+    return _of_number(to_double, "cast to double", value)
 
 
 def to_boolean(value: Any) -> bool | None:
@@ -339,7 +357,7 @@ def to_boolean(value: Any) -> bool | None:
         return True if text in _TRUE else False if text in _FALSE else None
     if isinstance(value, int | float | Decimal):
         return value != 0
-    return _unfit("cast to boolean", value)
+    return _of_number(to_boolean, "cast to boolean", value)
 
 
 def to_string(value: Any) -> str | None:
@@ -364,7 +382,7 @@ def to_string(value: Any) -> str | None:
         raise TypeError("a double is written differently by Python and Java; cast it to decimal(p,s), then to string")
     if isinstance(value, Decimal):
         raise TypeError("how many decimal places to write is not known; cast to decimal(p,s), then to string")
-    return _unfit("cast to string", value)
+    return _of_number(to_string, "cast to string", value)
 
 
 def to_decimal(precision: int, scale: int) -> Callable[[Any], Decimal | None]:
@@ -386,7 +404,7 @@ def to_decimal(precision: int, scale: int) -> Callable[[Any], Decimal | None]:
         elif isinstance(value, int | Decimal):
             number = Decimal(value)
         else:
-            _unfit(f"cast to decimal({precision},{scale})", value)
+            return _of_number(cast, f"cast to decimal({precision},{scale})", value)
         if not number.is_finite() or (number and number.adjusted() > DECIMAL_DIGITS):
             return None
         try:
@@ -495,6 +513,7 @@ def from_epoch_ms(value: Any) -> datetime | None:
     """Returns the timestamp of milliseconds since 1970."""
     if value is None:
         return None
+    value = python_number(value)
     if not isinstance(value, int) or isinstance(value, bool):
         _unfit("take as milliseconds", value)
     return EPOCH + timedelta(milliseconds=value) if EPOCH_MS_MIN <= value <= EPOCH_MS_MAX else None

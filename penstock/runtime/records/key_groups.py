@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from uuid import UUID
 
 from penstock.runtime._native import key_groups, partition, stable_hash
 from penstock.runtime.errors import FlowError, KeyTypeError
+from penstock.runtime.scalars import python_number
 
 if TYPE_CHECKING:
     from penstock.runtime.records.userfunc import ErrorHandler
@@ -146,6 +146,18 @@ def canonical_key(key: object) -> object:
     same for equal numbers of all types. Native code calls this for each such key. It must not return a value of a type
     that the native code does not handle at the top level.
     """
+    try:
+        return _canonical(key)
+    except (KeyTypeError, RecursionError):
+        raise
+    except Exception as error:  # of code of the key's class; the record's key is bad then, not the job
+        raise KeyTypeError(
+            f"a key of type {type(key).__qualname__} cannot be hashed: {type(error).__name__}: {error}. Return a field "
+            "of it, or a tuple of fields, from the key function"
+        ) from error
+
+
+def _canonical(key: object) -> object:
     # Numbers come before enums: a member of an enum that is also a Decimal equals that Decimal.
     if isinstance(key, Decimal):
         return _not_a_number() if key.is_nan() else Decimal.__hash__(key)
@@ -157,6 +169,8 @@ def canonical_key(key: object) -> object:
     if isinstance(key, float):  # all other floats are hashed natively
         return _not_a_number()
     if isinstance(key, datetime):
+        if type(key).__name__ == "NaTType":  # of pandas
+            _not_a_number("NaT")
         # Two times of the same zone are equal whatever their `fold`, so the hash ignores it too.
         offset = key.replace(fold=0).utcoffset()
         wall = key.toordinal() * _EPOCH_DAY + _microseconds(key)
@@ -197,23 +211,18 @@ def _is_value_dataclass(cls: type) -> bool:
     return params is not None and params.eq and (params.frozen or params.unsafe_hash)
 
 
-def _not_a_number() -> NoReturn:
+def _not_a_number(name: str = "NaN") -> NoReturn:
     """NaN equals nothing, not even itself. Each NaN would be a key of its own, and the state would grow for ever."""
     raise KeyTypeError(
-        "a key is NaN, or has NaN in it, and NaN equals no other key. Let the key function return another key for such "
-        "records, for example None, or filter them out before"
+        f"a key is {name}, or has {name} in it, and {name} equals no other key. Let the key function return another "
+        "key for such records, for example None, or filter them out before"
     )
 
 
 def _numpy_key(key: object) -> object:
-    numpy = sys.modules.get("numpy")  # NumPy scalars exist only when NumPy is loaded
-    if numpy is not None and isinstance(key, numpy.generic) and not isinstance(key, numpy.timedelta64):
-        if isinstance(key, numpy.bool_ | numpy.integer):
-            return int(key)
-        if isinstance(key, numpy.floating):
-            return float(key)
-        if isinstance(key, numpy.complexfloating):
-            return canonical_key(complex(key))
+    number = python_number(key)
+    if number is not key:
+        return canonical_key(number) if isinstance(number, complex) else number
     raise KeyTypeError(
         f"a key of type {type(key).__qualname__} has no hash that is the same in every process"
         f"{_advice(key)}. Keys can be str, bytes, int, float, complex, bool, None, Decimal, Fraction, UUID, "

@@ -13,13 +13,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from operator import add, gt, length_hint, lt
+from datetime import date, datetime
+from operator import add, length_hint, lt
 from typing import Any
 
-from penstock.runtime.errors import StoreError
+from penstock.runtime.errors import StoreError, shorten
 from penstock.runtime.expressions.aggregates import Adder, merge_function
 from penstock.runtime.records.key_groups import of_key
 from penstock.runtime.records.userfunc import ErrorHandler, select_values
+from penstock.runtime.scalars import python_number
 
 
 class Aggregate(ABC):
@@ -106,13 +108,35 @@ def _of_record(value: Any, error: TypeError) -> TypeError:
     return error
 
 
-# Values of these types can be added to, and compared with, values of their own type: a key's first value of another
-# type is tried out. Otherwise a null that came first would become the result, and each good value after it would fail.
-_PLAIN = frozenset({int, float, bool, str, bytes})
+# Values of these types can be compared with values of their own type.
+_PLAIN = frozenset({int, float, bool, str, bytes, date, datetime})
+
+
+def _comparable(value: Any) -> Any:
+    """Returns a value of another type as what is compared of it. A null that came first would become the result, and
+    each good value after it would fail: so a value is compared with itself."""
+    number = python_number(value)
+    lt(number, number)
+    return number
+
+
+def _addend(value: Any) -> Any:
+    """Returns a value that is no int and no float as what is added of it. Texts have no sum: what is meant is a number
+    that nobody has read from the text, as from a column of a CSV file."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError(
+            f"a text cannot be added: {shorten(value, 80)} ({type(value).__name__}); make a number of it before, as in "
+            "sum(lambda record: float(record[...])), or join texts with reduce(fn)"
+        )
+    number = python_number(value)
+    return int(number) if isinstance(number, bool) else number
 
 
 class Sum(Aggregate):
-    """The sum of the selected values. They must be numbers, or support +, starting from the first value."""
+    """The sum of the selected values: numbers, or what else supports +, starting from the first value. Texts have no
+    sum."""
 
     name = merging = "sum"
 
@@ -120,13 +144,16 @@ class Sum(Aggregate):
         value = None
         try:
             for key, value in zip(keys, values, strict=True):
+                kind = value.__class__
+                addend = value if kind is int or kind is float else _addend(value)
                 if key in state:
                     # Not +=, because the sum so far may be a list that somebody else refers to.
-                    state[key] = state[key] + value
+                    state[key] = state[key] + addend
                 else:
-                    if type(value) not in _PLAIN:
-                        add(value, value)
-                    state[key] = value + 0 if isinstance(value, bool) else value
+                    # A null that came first would become the sum, and each good value after it would fail.
+                    if kind is not int and kind is not float:
+                        add(addend, addend)
+                    state[key] = addend
         except TypeError as error:
             raise _of_record(value, error) from error
 
@@ -140,12 +167,9 @@ class Min(Aggregate):
     name = merging = "min"
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            if key not in state:
-                if type(value) not in _PLAIN:
-                    lt(value, value)
-                state[key] = value
-            elif value < state[key]:
+        for key, given in zip(keys, values, strict=True):
+            value = given if given.__class__ in _PLAIN else _comparable(given)
+            if key not in state or value < state[key]:
                 state[key] = value
 
     def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
@@ -158,12 +182,9 @@ class Max(Aggregate):
     name = merging = "max"
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            if key not in state:
-                if type(value) not in _PLAIN:
-                    gt(value, value)
-                state[key] = value
-            elif value > state[key]:
+        for key, given in zip(keys, values, strict=True):
+            value = given if given.__class__ in _PLAIN else _comparable(given)
+            if key not in state or value > state[key]:
                 state[key] = value
 
     def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
@@ -180,15 +201,16 @@ class Mean(Aggregate):
         value = None
         try:
             for key, value in zip(keys, values, strict=True):
+                kind = value.__class__
                 total, n = state.get(key, (0, 0))
-                state[key] = (total + value, n + 1)
+                state[key] = (total + (value if kind is int or kind is float else _addend(value)), n + 1)
         except TypeError as error:
             raise _of_record(value, error) from error
 
     def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
         for key, (more, m) in zip(keys, partials, strict=True):
             total, n = state.get(key, (0, 0))
-            state[key] = (total + more, n + m)
+            state[key] = (total + _addend(more), n + m)
 
     def partials(self, values: list[Any]) -> list[Any]:
         return [(value, 1) for value in values]
