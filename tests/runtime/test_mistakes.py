@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import penstock as ps
@@ -215,6 +216,26 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "a result without a name": (lambda: keyed().agg(ps.count()), ("agg(): too many", "name=result")),
     # classes and calls
     "class of a source": (lambda: any_ps.Flow("f").read(ps.sources.Memory), ("the class Memory itself", "Memory(...)")),
+    "a list as a source": (lambda: any_ps.Flow("f").read([1, 2]), ("penstock.sources.Memory(records)", "[1, 2]")),
+    "the list as a source": (lambda: any_ps.Flow("f").read(list), ("penstock.sources.Memory(records)",)),
+    "a range as a source": (lambda: any_ps.Flow("f").read(range(3)), ("penstock.sources.Memory(records)",)),
+    "a DataFrame as a source": (lambda: any_ps.Flow("f").read(pd.DataFrame({"a": [1]})), ("penstock.sources.Memory(",)),
+    "an array as a source": (lambda: any_ps.Flow("f").read(np.arange(3)), ("penstock.sources.Memory(records)",)),
+    "a generator as a source": (
+        lambda: any_ps.Flow("f").read(n for n in range(3)),
+        ("penstock.sources.Memory(list(records))",),
+    ),
+    "a path as a source": (lambda: any_ps.Flow("f").read("in.txt"), ("penstock.sources.TextFiles(path)", "'in.txt'")),
+    "print as a sink": (lambda: some().write(print), ("penstock.sinks.Console()", "penstock.sinks.Call(fn)")),
+    "a function as a sink": (lambda: some().write(lambda record: None), ("penstock.sinks.Call(fn)",)),
+    "a list as a sink": (lambda: some().write([]), ("penstock.sinks.Collect()",)),
+    "the list as a sink": (lambda: some().write(list), ("penstock.sinks.Collect()",)),
+    "an array as a sink": (
+        lambda: some().write(np.arange(3)),
+        ("penstock.sinks.Call(fn) or penstock.sinks.Console()",),
+    ),
+    "a path as a sink": (lambda: some().write(Path("out")), ("penstock.sinks.Files(folder)",)),
+    "a number as a sink": (lambda: some().write(3), ("penstock.sinks.Call(fn) or penstock.sinks.Console()",)),
     "class of a sink": (lambda: some().write(ps.sinks.Collect), ("the class Collect itself", "Collect(...)")),
     "class of a process": (lambda: keyed().process(Counting), ("the class Counting itself", "Counting(...)")),
     "class of callable objects": (lambda: some().filter(Enrich), ("the class Enrich", "give it one, Enrich(...)")),

@@ -4,8 +4,11 @@ never be lost: it becomes a failure of its operator.
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterator
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from penstock.runtime.errors import FlowError
@@ -28,7 +31,7 @@ class Read(Operator):
     def __init__(self, source: Source, **common: Any) -> None:
         super().__init__(**common)
         if not isinstance(source, Source):
-            raise FlowError(f"flow.read() needs a source such as penstock.sources.TextFiles(...), got {called(source)}")
+            raise FlowError(f"flow.read() needs a source such as {_source_for(source)}, got {called(source)}")
         self.source = source
 
     def stage(self, context: StageContext) -> Stage:
@@ -50,11 +53,41 @@ class Write(Operator):
     def __init__(self, sink: Sink, **common: Any) -> None:
         super().__init__(**common)
         if not isinstance(sink, Sink):
-            raise FlowError(f"write() needs a sink such as penstock.sinks.Files(...), got {called(sink)}")
+            raise FlowError(f"write() needs a sink such as {_sink_for(sink)}, got {called(sink)}")
         self.sink = sink
 
     def stage(self, context: StageContext) -> Stage:
         return _Writing(context, self.sink)
+
+
+def _is_one(given: object, *of: object) -> bool:
+    return any(given is each for each in of)  # an array compares each of its elements
+
+
+def _source_for(given: object) -> str:
+    """Says which source somebody meant who gave something else to `read`."""
+    if isinstance(given, str | bytes | os.PathLike):
+        return "penstock.sources.TextFiles(path), for the lines of files"
+    if isinstance(given, Generator) or inspect.isgeneratorfunction(given):
+        return "penstock.sources.Memory(list(records)), for what a generator yields and ends"
+    if isinstance(given, Iterable) or _is_one(given, list, tuple, set, dict, range):
+        return "penstock.sources.Memory(records), for records that the program has"
+    return "penstock.sources.TextFiles(...) or penstock.sources.Memory(records)"
+
+
+def _sink_for(given: object) -> str:
+    """Says which sink somebody meant who gave something else to `write`."""
+    if _is_one(given, print, sys.stdout, sys.stderr):
+        return "penstock.sinks.Console(), which prints records, or penstock.sinks.Call(fn), which calls a function"
+    if isinstance(given, str | bytes | os.PathLike):
+        return "penstock.sinks.Files(folder), which writes files"
+    if isinstance(given, list | set | deque) or _is_one(given, list, set, deque):
+        return "penstock.sinks.Collect(), whose records() the program gets"
+    if isinstance(given, type) and issubclass(given, Sink):
+        return "penstock.sinks.Files(...)"
+    if callable(given):
+        return "penstock.sinks.Call(fn), which calls a function for each record"
+    return "penstock.sinks.Files(...), penstock.sinks.Call(fn) or penstock.sinks.Console()"
 
 
 class _Writing(Stage):
