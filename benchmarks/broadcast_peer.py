@@ -148,7 +148,10 @@ def main(settings: dict[str, Any]) -> None:
     flow = ps.Flow("bench-broadcast")
     source = Gated(str(folder), count, size, tasks, settings["relays"])
     flow.read(source, parallelism=1).broadcast().write(Tally(str(folder), count), parallelism=tasks)
-    over = {"nodes": settings["hosts"]} if settings["hosts"] > 1 else {}
+    over: dict[str, Any] = {"nodes": settings["hosts"]} if settings["hosts"] > 1 else {}
+    if settings["relays"] and 1 < settings["hosts"] == settings["workers"]:
+        # By itself a job sends directly to so few machines with one worker each.
+        over["trees"] = settings["hosts"] - 1
     job = ps.run(flow, workers=settings["workers"], epoch_interval_s=None, **over)
 
     def joined() -> bool:

@@ -39,7 +39,7 @@ from benchmarks.common import (
 )
 from benchmarks.idle import Silent
 from benchmarks.penstock_parts import StampedSink
-from benchmarks.stamps import Counts
+from benchmarks.stamps import Counts, arrivals
 from benchmarks.wordcount_latency import running
 from penstock.actors.job import Job
 from penstock.actors.run import run as start_job
@@ -404,7 +404,7 @@ def wordcount(kind: str, source: Sentences, seconds: float, settle_s: float) -> 
         finally:
             job.cancel()
         counts: dict[Any, int] = {}
-        for _, part, _ in _left(out):
+        for _, part, _ in arrivals(out):
             counts.update(part)
         if counts != source.expected([task["records_in"] for task in status["tasks"] if "read" in task["name"]]):
             raise WrongResult(f"{kind}: the counts are wrong")

@@ -39,7 +39,7 @@ def _start(bench: Bench) -> None:
             started = monotonic_ns()
             status = run_job(flow, workers=WORKERS)
             assert status["records_written"] == 1
-            return max(_arrivals(out)) / 1e9 - started / 1e9
+            return max(at for at, _, _ in stamps.arrivals(out)) / 1e9 - started / 1e9
 
     def actors() -> float:
         started = monotonic_ns()
@@ -61,13 +61,6 @@ def _start(bench: Bench) -> None:
         runs=results["penstock"],
         peer_runs=results["ray actors"],
     )
-
-
-def _arrivals(out: object) -> list[int]:
-    import pickle
-    from pathlib import Path
-
-    return [pickle.loads(path.read_bytes())[0] for path in Path(str(out)).glob("sink-*")]
 
 
 def _status(bench: Bench) -> None:

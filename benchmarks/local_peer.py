@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,25 @@ class FirstResult:
             os.replace(draft, self._place)
 
 
-def start_penstock(place: str, local: bool) -> None:
-    """Start the word count as a job."""
+def start_penstock(place: str, local: bool) -> Callable[[], None]:
+    """Starts the word count as a job. Returns what ends it: a program that only exits leaves the processes of its Ray
+    for some seconds, and the next round's job of this name would meet them."""
     import penstock as ps
 
     flow = ps.Flow("bench-first-result", parallelism=WORKERS)
     lines = flow.read(ps.sources.Generator(words, 1000))
     lines.flat_map(str.split).key_by(str.lower).count().write(ps.sinks.Call(FirstResult(place)))
-    ps.run(flow, workers=WORKERS, local=local, **({} if local else {"address": "local"}))
+    job = ps.run(flow, workers=WORKERS, local=local, **({} if local else {"address": "local"}))
+
+    def end() -> None:
+        job.cancel()
+        job.wait(60, progress=False)
+
+    return end
 
 
-def start_bytewax(place: str) -> None:
-    """Start the word count in a thread of this process, with as many worker threads."""
+def start_bytewax(place: str) -> Callable[[], None]:
+    """Starts the word count in a thread of this process, with as many worker threads. It ends with the process."""
     import threading
 
     from bytewax.run import cli_main
@@ -57,6 +65,7 @@ def start_bytewax(place: str) -> None:
 
     flow = dataflow(words, FirstResult(place))
     threading.Thread(target=cli_main, args=(flow,), kwargs={"workers_per_process": WORKERS}, daemon=True).start()
+    return lambda: None
 
 
 def memory() -> int:
@@ -71,9 +80,9 @@ def main(who: str, place: str) -> None:
     importlib.import_module("benchmarks.bytewax_first" if who == "bytewax" else "penstock")
     began = time.monotonic_ns()
     if who == "bytewax":
-        start_bytewax(place)
+        end = start_bytewax(place)
     else:
-        start_penstock(place, who == "local")
+        end = start_penstock(place, who == "local")
     until = time.monotonic() + _LIMIT_S
     while not os.path.exists(place):
         if time.monotonic() > until:
@@ -82,7 +91,8 @@ def main(who: str, place: str) -> None:
     first = int(Path(place).read_text())
     time.sleep(1.0)  # the memory of a program that runs, not of one that starts
     print(json.dumps({"seconds": (first - began) / 1e9, "bytes": memory()}), flush=True)
-    os._exit(0)  # nobody waits for the end of an endless stream
+    end()
+    os._exit(0)  # Bytewax' thread has no other end
 
 
 if __name__ == "__main__":

@@ -103,6 +103,16 @@ def _save(out: str, kind: str, what: Any, cpu: int | None = None) -> None:
     partial.rename(Path(out, name))
 
 
+def arrivals(out: Path) -> list[tuple[int, dict[Any, int], int]]:
+    """Returns what each sink of a run left: when its last record came, its counts, and how many records came. The files
+    are removed."""
+    paths = sorted(out.glob("sink-*"))
+    found = [pickle.loads(path.read_bytes())[0] for path in paths]
+    for path in paths:
+        path.unlink()
+    return found
+
+
 def collect(out: Path) -> Outcome:
     """Read and remove what a run left."""
     first: list[int] = []
