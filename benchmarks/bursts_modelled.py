@@ -417,11 +417,8 @@ def _shown(run: Run) -> str:
 
 
 def _plot(bench: Bench, setting: Setting, runs: dict[str, Run], file: str) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    if (plt := bench.pyplot(file)) is None:
+        return
     last = max(run.seconds for run in runs.values())
     figure, (delay, queue, state) = plt.subplots(
         3, 1, figsize=(10, 9), sharex=True, gridspec_kw={"height_ratios": [4, 4, 1]}

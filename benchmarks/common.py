@@ -138,6 +138,19 @@ class Bench:
                 self.say(f"{self.name} {number + 1}/{runs or self.runs} {label}: {shown} {unit}")
         return results
 
+    def pyplot(self, file: str) -> Any:
+        """Returns matplotlib's pyplot, or None, with a line that says which plot is left out, where matplotlib is not
+        installed: the figures of a run must not be lost with its plots."""
+        try:
+            import matplotlib as mpl
+        except ModuleNotFoundError:
+            self.say(f"{file} is left out, because matplotlib is not installed: make .venv/bench")
+            return None
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt
+
+        return plt
+
     def plot(
         self,
         file: str,
@@ -151,11 +164,8 @@ class Bench:
         lines: dict[str, float] | None = None,
     ) -> None:
         """A PNG beside the JSON lines: one curve a series; `lines` are vertical marks."""
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
-
+        if (plt := self.pyplot(file)) is None:
+            return
         figure, axes = plt.subplots(figsize=(7, 4.5))
         for (label, points), mark in zip(series.items(), "osd^vx*+" * len(series), strict=False):
             ordered = sorted(points)

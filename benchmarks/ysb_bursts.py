@@ -286,11 +286,8 @@ def _spark_cases(bench: Bench, who: str, stories: list[Story], config: str) -> N
 
 
 def _plot(bench: Bench, load: Load, stories: dict[str, Story]) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    if (plt := bench.pyplot("ysb_bursts.png")) is None:
+        return
     operators = next(list(story.paradigms[0][1]) for story in stories.values() if story.paradigms)
     last = max(load.seconds, *(story.waiting[-1][0] for story in stories.values()))
     figure, rows = plt.subplots(

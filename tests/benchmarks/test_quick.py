@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
 
 import benchmarks
-from benchmarks import placement_plans
+from benchmarks import placement_plans, stamps
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.common import Bench, Case
 from penstock.placement.traffic import TrafficEdge
@@ -104,3 +105,28 @@ def test_plans_of_graphs_that_need_no_hop_are_compared(tmp_path: Path, monkeypat
     placement_plans._over_nodes(bench)
     assert {case.figure for case in bench.cases} == {1.0}
     assert all("traffic between nodes 1.00x" in (case.note or "") for case in bench.cases)
+
+
+def test_figures_are_kept_where_plots_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plots(bench: Bench) -> None:
+        bench.plot("curve.png", "a curve", {"one": [(1, 1)]}, "x", "y")
+        bench.case("behind the plot", 1, "s")
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is not installed
+    monkeypatch.setattr("benchmarks.idle.run", plots)
+    assert main(["--quick", "--out", str(tmp_path), "idle"]) == 0
+    assert [line["name"] for line in lines(tmp_path / "idle.jsonl")] == ["behind the plot"]
+    assert "curve.png is left out, because matplotlib is not installed" in capsys.readouterr().out
+
+
+def test_what_stamped_sinks_leave_is_read_by_one_function(tmp_path: Path) -> None:
+    for counts in ({"a": 1}, {"b": 2}):
+        sink = stamps.Counts(str(tmp_path))
+        sink.write(list(counts.items()))
+        sink.save()
+    found = stamps.arrivals(tmp_path)
+    assert sorted(map(str, (counts for _, counts, _ in found))) == ["{'a': 1}", "{'b': 2}"]
+    assert all(at > 0 and received == 1 for at, _, received in found)
+    assert list(tmp_path.iterdir()) == []
