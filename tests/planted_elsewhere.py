@@ -139,9 +139,9 @@ def _spark_is_asked_for_no_unit() -> Any:
 )
 def _only_the_head_of_a_csv_file_counts() -> Any:
     """A file with the same first bytes is the file that was read."""
-    from penstock.runtime.sources import csv_files
+    from penstock.runtime.sources.csv_files import RowBlocks
 
-    return mock.patch.object(csv_files, "check_beginning")
+    return mock.patch.object(RowBlocks, "_check_before")
 
 
 # What loads Ray is imported when it is needed, because each process of a campaign loads this table.

@@ -11,6 +11,7 @@ import pickle
 import random
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -21,7 +22,9 @@ from penstock.runtime import sinks, sources, testing
 from penstock.runtime.errors import FlowError, RecordError, SourceError
 from penstock.runtime.event_time.windows import Tumbling
 from penstock.runtime.program.flow import Flow
+from penstock.runtime.sources import blocks
 from penstock.runtime.sources.base import Source, SourceContext, rows_of
+from penstock.runtime.sources.marks import FilePosition
 from tests.runtime.test_sources import context, drain, read_all, write
 
 ORDERS = b'''\
@@ -164,7 +167,7 @@ BAD = b"id,price\n1,2.5\n\nbad\n2,dear\n3,4,5\n4,1\n5,\xff\n"
 def test_rows_that_cannot_be_read_go_to_the_policy_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", BAD)
     source = sources.Csv(path, types={"id": int, "price": float})
-    with pytest.raises(RecordError, match=r"x\.csv, row 3: it has 1 fields, and the file 2 columns"):
+    with pytest.raises(RecordError, match=r"x\.csv, row at byte 16: it has 1 fields, and the file 2 columns"):
         read_all(source)
     where = context("dead_letter")
     assert drain(source.reader(source.splits(1), where)) == [{"id": 1, "price": 2.5}, {"id": 4, "price": 1.0}]
@@ -176,8 +179,8 @@ def test_rows_that_cannot_be_read_go_to_the_policy_alone(tmp_path: Path) -> None
         "3,4,5",
         {"id": "5", "price": "\ufffd"},
     ]
-    assert "row 4: column 'price': CSV conversion error to double: invalid value 'dear'" in letters[1].error
-    assert "row 7" in letters[3].error
+    assert "row at byte 20: column 'price': CSV conversion error to double: invalid value 'dear'" in letters[1].error
+    assert "row at byte 37" in letters[3].error
 
 
 def test_an_empty_text_of_a_row_that_cannot_be_read_is_a_text(tmp_path: Path) -> None:
@@ -206,7 +209,7 @@ def test_a_value_of_another_type_is_a_failed_record(tmp_path: Path, type: Any, b
     letters = where.errors.dead_letters
     assert letters is not None
     assert [letter.record for letter in letters] == [{"k": "6", "v": bad.strip('"')}]
-    assert "row 8: column 'v'" in letters[0].error
+    assert f"row at byte {content.index(f'6,{bad}')}: column 'v'" in letters[0].error
 
 
 @pytest.mark.parametrize("header", [True, False])
@@ -252,18 +255,18 @@ def test_a_column_of_datetimes_is_event_time(tmp_path: Path) -> None:
 
 def test_text_that_is_not_valid_in_the_encoding(tmp_path: Path) -> None:
     source = sources.Csv(write(tmp_path / "x.csv", b"n,t\n1,a\n2,\xff\n3,c\n"))
-    with pytest.raises(RecordError, match=r"x\.csv, row 3: column 't': .*invalid UTF8"):
+    with pytest.raises(RecordError, match=r"x\.csv, row at byte 8: column 't': .*invalid UTF8"):
         read_all(source)
     assert read_all(source, policy="skip") == [{"n": 1, "t": "a"}, {"n": 3, "t": "c"}]
 
 
 def test_a_type_that_only_later_rows_do_not_have(tmp_path: Path) -> None:
-    """The first megabyte shows whole numbers."""
+    """The first 256 KiB show whole numbers."""
     rows = [f"{i},{i % 7}" for i in range(300_000)]
     rows[250_000] = "many,1"
     path = write(tmp_path / "x.csv", ("id,n\n" + "\n".join(rows)).encode())
     source = sources.Csv(path)
-    with pytest.raises(RecordError, match=r"row 250002: column 'id': .*int64: invalid value 'many'"):
+    with pytest.raises(RecordError, match=r"row at byte \d+: column 'id': .*int64: invalid value 'many'"):
         read_all(source)
     where = context("skip")
     found = drain(source.reader(source.splits(1), where), 8192)
@@ -280,11 +283,11 @@ def resumed(source: Source, limit: int, policy: str) -> tuple[list[Any], int]:
         where: SourceContext = context(policy)
         reader = source.reader(splits, where)
         got = reader.read(limit)
-        offsets = reader.offsets()
+        offsets, ended = reader.offsets(), reader.finished
         reader.close()
         failed += where.errors.skipped
         rows += got
-        if not got:
+        if ended:
             return rows, failed
         splits = pickle.loads(pickle.dumps([split.at(offsets[split.name]) for split in splits]))
 
@@ -308,7 +311,7 @@ def test_a_recovery_does_not_read_on_in_another_file(tmp_path: Path) -> None:
     path.unlink()
     write(path, ORDERS.replace(b"tea", b"tee"))
     with pytest.raises(SourceError, match="is not the file any more"):
-        drain(source.reader([split.at(1)], context()))
+        drain(source.reader([split.at(FilePosition.after(23, b""))], context()))
 
 
 NUMBERS = b"id,word\n" + b"".join(b"%d,word %d\n" % (i, i % 7) for i in range(3000))
@@ -323,8 +326,11 @@ def half_read(source: Source, rows: int) -> Any:
     """The split of a job that has read so many rows, as it is saved."""
     (split,) = source.splits(1)
     reader = source.reader([split], context("skip"))
-    while len(offsets := reader.offsets()) and (offsets[split.name] or 0) < rows:
-        assert reader.read(rows - (offsets[split.name] or 0)) or reader.offsets()[split.name] >= rows
+    while rows:
+        got = reader.read(rows)
+        assert got
+        rows -= len(got)
+    offsets = reader.offsets()
     reader.close()
     assert reader.offsets() == offsets
     return pickle.loads(pickle.dumps(split.at(offsets[split.name])))
@@ -344,7 +350,7 @@ def test_a_recovery_does_not_read_on_in_other_rows(tmp_path: Path, name: str, gr
     assert drain(source.reader([saved], context()))[0] == {"id": "499", "word": "word 2"}
     write_in_parts(path, same, NUMBERS.replace(b"word", b"WORD") + growth)
     assert path.read_bytes()[:4096] == original[:4096]
-    with pytest.raises(SourceError, match=r"x\.csv.* is not the file any more .* its first .* bytes, which were read"):
+    with pytest.raises(SourceError, match=r"x\.csv.* is not the file any more .* it has other bytes before byte"):
         drain(source.reader([saved], context("skip")))
     path.write_bytes(original)  # put back
     assert len(drain(source.reader([saved], context()))) == 2501
@@ -355,7 +361,7 @@ def test_a_recovery_does_not_read_on_in_a_file_that_has_become_shorter(tmp_path:
     source = sources.Csv(path)
     saved = half_read(source, 1500)
     write(path, NUMBERS[: len(NUMBERS) // 3])
-    with pytest.raises(SourceError, match="is not the file any more"):
+    with pytest.raises(SourceError, match="shortened or replaced while the job ran"):
         drain(source.reader([saved], context()))
 
 
@@ -370,7 +376,8 @@ def test_a_file_that_was_copied_renamed_or_appended_to_is_read_on(tmp_path: Path
     write(path, NUMBERS)
     with path.open("ab") as file:
         file.write(gzip.compress(b"7,more\n") if name.endswith(".gz") else b"7,more\n")
-    assert len(drain(source.reader([saved], context()))) == 1501
+    # What is appended to a gzip file cannot be told from the rest of it.
+    assert len(drain(source.reader([saved], context()))) == (1501 if name.endswith(".gz") else 1500)
 
 
 def test_other_columns_and_types_may_be_read_from_the_offset(tmp_path: Path) -> None:
@@ -382,25 +389,12 @@ def test_other_columns_and_types_may_be_read_from_the_offset(tmp_path: Path) -> 
     assert drain(source.reader([split.at(saved.offset)], context()))[0] == {"id": "1500"}
 
 
-def test_offsets_of_earlier_releases_are_taken(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.csv", NUMBERS)
-    source = sources.Csv(path)
+def test_offsets_of_earlier_releases_are_refused(tmp_path: Path) -> None:
+    """They are numbers of rows, not of bytes."""
+    source = sources.Csv(write(tmp_path / "x.csv", NUMBERS))
     (split,) = source.splits(1)
-    reader = source.reader([split.at(1500)], context())
-    assert reader.offsets() == {str(path): 1500}
-    assert len(drain(reader)) == 1500
-
-
-def test_a_file_that_was_replaced_is_not_read_again_as_text(tmp_path: Path) -> None:
-    """A value of another type has the file read once more from its beginning, up to the row that was to come next."""
-    path = write(tmp_path / "x.csv", NUMBERS + b"x,y\n1,z\n")
-    source = sources.Csv(path, types={"id": int}, max_record_bytes=1 << 10)
-    reader = source.reader(source.splits(1), context("skip"))
-    assert len(reader.read(10)) == 10
-    path.unlink()
-    write(path, NUMBERS.replace(b"\n1000,word", b"\n1000,WORD") + b"x,y\n1,z\n")
-    with pytest.raises(SourceError, match="is not the file any more"):
-        drain(reader)
+    with pytest.raises(SourceError, match=r"position 1500 of .*x\.csv' was saved by an earlier release"):
+        drain(source.reader([split.at(1500)], context()))
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
@@ -416,14 +410,11 @@ def test_the_backlog_is_the_rows_that_are_left(tmp_path: Path, name: str, block:
     assert reader.backlog() == pytest.approx(sum(split.weight for split in splits) / 100, abs=1), "by a guess"
     assert len(reader.read(50)) == 50
     whole = 40_000 if not name.endswith(".gz") else 20_000 + splits[1].weight / 10
-    if block > len(rows) or not name.endswith(".gz"):
-        assert reader.backlog() == pytest.approx(whole - 50, rel=0.02)
-    else:  # how large the content of the first file is, nobody knows yet
-        assert reader.backlog() == pytest.approx(sum(split.weight for split in splits) / 10, rel=0.1)
-    while reader.offsets()[splits[1].name] is None or reader.offsets()[splits[1].name] < 5_000:
+    assert reader.backlog() == pytest.approx(whole - 50, rel=0.02)
+    while (reader.offsets()[splits[1].name] or 0) < 50_000:
         assert reader.read(1_000)
     if not name.endswith(".gz"):
-        left = 20_000 - reader.offsets()[splits[1].name]
+        left = 20_000 - reader.offsets()[splits[1].name] / 10
         assert reader.backlog() == pytest.approx(left, rel=0.02)
         again = source.reader([split.at(reader.offsets()[split.name]) for split in splits], context())
         assert again.read(10)
@@ -473,3 +464,157 @@ def test_what_the_csv_module_writes_is_what_it_reads(
     source = sources.Csv(path, types=str, delimiter=delimiter, max_record_bytes=block)
     assert read_all(source, limit=limit) == expected
     assert resumed(source, limit, "fail") == (expected, 0)
+
+
+# --- types of several files, some of which are empty ---------------------------------------------------------------
+
+
+def folder(path: Path, files: list[str]) -> Path:
+    """Writes files with these contents; every second one is packed."""
+    path.mkdir(exist_ok=True)
+    for old in path.iterdir():
+        old.unlink()
+    for i, content in enumerate(files):
+        if i % 2:
+            # Zeros after the end are padding, as tapes and some writers of blocks leave it.
+            (path / f"{i}.csv.gz").write_bytes(gzip.compress(content.encode()) + bytes(i % 4 * 100))
+        else:
+            (path / f"{i}.csv").write_text(content)
+    return path / "*.csv*"
+
+
+@pytest.mark.parametrize("first", ["", "n,t\n", "n,t\n,\n"], ids=["empty", "header only", "without values"])
+def test_a_file_without_values_does_not_say_what_a_column_is(tmp_path: Path, first: str) -> None:
+    pattern = folder(tmp_path / "in", [first, "n,t\n1,a\n", "n,t\n2,b\n"])
+    rows = [row for row in read_all(sources.Csv(pattern)) if row["n"] is not None]
+    assert rows == [{"n": 1, "t": "a"}, {"n": 2, "t": "b"}]
+    assert sources.Csv(pattern).fields() == ["n", "t"]
+    assert rows_of(sources.Csv(pattern).sample(9))[-2:] == rows
+
+
+def test_a_value_in_a_column_whose_first_rows_have_none_is_a_failed_record(tmp_path: Path) -> None:
+    rows = "".join(f"{i},\n" for i in range(60_000))
+    source = sources.Csv(write(tmp_path / "x.csv", f"i,n\n{rows}60000,5\n".encode()))
+    with pytest.raises(RecordError, match=r"column 'n': it had no value in the first rows .* types=\{'n': str\}"):
+        read_all(source, limit=8192)
+    assert read_all(source, limit=8192, policy="skip")[-1] == {"i": 59_999, "n": None}
+    assert read_all(sources.Csv(tmp_path / "x.csv", types={"n": int}), limit=8192)[-1] == {"i": 60_000, "n": 5}
+
+
+@pytest.mark.parametrize(
+    ("values", "named", "wider"),
+    [
+        (("1", "2.5"), "float", [1.0, 2.5]),
+        (("1", "x"), "str", ["1", "x"]),
+        (("true", "2"), "str", ["true", "2"]),
+        (("2024-03-01", "2024-03-01T12:00:00"), "datetime", [dt.datetime(2024, 3, 1), dt.datetime(2024, 3, 1, 12)]),
+        (("2024-03-01T12:00:00", "2024-03-01T12:00:00Z"), "str", ["2024-03-01T12:00:00", "2024-03-01T12:00:00Z"]),
+    ],
+    ids=str,
+)
+def test_files_that_disagree_about_a_type(tmp_path: Path, values: tuple[str, str], named: str, wider: Any) -> None:
+    pattern = folder(tmp_path / "in", ["v,w\n", *(f"v,w\n{value},1\n" for value in values)])
+    words = (
+        rf"column 'v' has the type .* rows of '.*/1.csv.gz', and .* '.*/2.csv'.*types=\{{'v': {named}\}}, .*widen=True"
+    )
+    with pytest.raises(SourceError, match=words):
+        sources.Csv(pattern).splits(1)
+    assert [row["v"] for row in read_all(sources.Csv(pattern, widen=True))] == wider
+    assert [row["v"] for row in read_all(sources.Csv(pattern, types={"v": str}))] == list(values)
+    assert [row["w"] for row in read_all(sources.Csv(pattern, columns=["w"]))] == [1, 1], "not read, not compared"
+
+
+def test_the_first_values_of_any_file_show_offsets(tmp_path: Path) -> None:
+    pattern = folder(tmp_path / "in", ["at\n", "at\nbad\n", "at\n2024-03-01T12:00:00Z\n"])
+    noon = dt.datetime(2024, 3, 1, 12, tzinfo=dt.timezone.utc)
+    assert read_all(sources.Csv(pattern, types={"at": dt.datetime}), policy="skip") == [{"at": noon}]
+
+
+values = {
+    "i": st.one_of(st.none(), st.integers(-9, 9)),
+    "f": st.one_of(st.none(), st.sampled_from([0.5, 2.0, -1.25])),
+    "t": st.text(alphabet='ab "\n\r', max_size=3),
+}
+
+
+@given(
+    files=st.lists(st.one_of(st.none(), st.lists(st.fixed_dictionaries(values), max_size=3)), min_size=1, max_size=5),
+    parallelism=st.integers(1, 3),
+)
+def test_a_folder_of_empty_and_packed_files_has_the_rows_and_types_that_were_written(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[dict[str, Any]] | None], parallelism: int
+) -> None:
+    """None: an empty file."""
+    contents = []
+    for rows in files:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(values), lineterminator="\r\n")
+        if rows is not None:
+            writer.writeheader()
+            writer.writerows({**row, "t": f"text {row['t']}"} for row in rows)
+        contents.append(text.getvalue())
+    source = sources.Csv(folder(tmp_path_factory.getbasetemp() / "folder", contents))
+    if all(rows is None for rows in files):
+        with pytest.raises(SourceError, match="is empty, and so has no header"):
+            source.splits(1)
+        return
+    found = read_all(source, parallelism=parallelism)
+    wanted = [{**row, "t": f"text {row['t']}"} for rows in files for row in rows or ()]
+    assert sorted(repr(sorted(row.items())) for row in found) == sorted(repr(sorted(row.items())) for row in wanted)
+
+
+# --- gzip files ----------------------------------------------------------------------------------------------------
+
+
+def test_the_rows_before_the_damage_of_a_gzip_file_are_read(tmp_path: Path) -> None:
+    data = gzip.compress(NUMBERS)
+    for name, content in (("cut", data[: len(data) // 2]), ("crc", data[:-8] + bytes(8))):
+        (tmp_path / f"{name}.csv.gz").write_bytes(content)
+        source = sources.Csv(tmp_path / f"{name}.csv.gz")
+        where = context("dead_letter")
+        rows = drain(source.reader(source.splits(1), where))
+        assert rows[:2] == [{"id": 0, "word": "word 0"}, {"id": 1, "word": "word 1"}]
+        assert len(rows) == 3000 if name == "crc" else 500 < len(rows) < 3000
+        assert where.errors.dead_letters is not None
+        (letter,) = where.errors.dead_letters
+        assert letter.record == str(tmp_path / f"{name}.csv.gz")
+        assert "is damaged" in letter.error
+        with pytest.raises(RecordError, match="is damaged"):
+            read_all(source)
+
+
+def test_a_gzip_file_that_is_damaged_before_its_header_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.csv.gz").write_bytes(b"a,b\n1,2\n")
+    with pytest.raises(SourceError, match=r"cannot read '.*x\.csv\.gz': .* is damaged"):
+        sources.Csv(tmp_path / "x.csv.gz").splits(1)
+
+
+# --- where rows begin ----------------------------------------------------------------------------------------------
+
+
+@given(
+    content=st.text(alphabet='a,"\r\n\\\ufeff', max_size=30),
+    options=st.sampled_from([{}, {"quote": None}, {"escape": "\\"}, {"escape": "\\", "quote": None}]),
+    block=st.integers(1, 40),
+    limit=st.integers(1, 3),
+)
+def test_rows_are_the_same_wherever_blocks_begin(
+    tmp_path_factory: pytest.TempPathFactory, content: str, options: dict[str, Any], block: int, limit: int
+) -> None:
+    """Quotes may be anywhere, and escapes before anything: pyarrow says which rows there are in the whole file."""
+    path = tmp_path_factory.getbasetemp() / "rows.csv"
+    path.write_bytes(content.encode())
+    source = sources.Csv(path, header=["x", "y"], types=str, **options)
+    bad: list[Any] = []
+
+    def skip(row: Any) -> str:
+        bad.append(row)
+        return "skip"
+
+    rows: list[Any] = []
+    data = content.encode().removeprefix(b"\xef\xbb\xbf")
+    if data.strip(b"\r\n"):
+        schema = pa.schema({"x": pa.string(), "y": pa.string()})
+        rows = source.parse(data, ["x", "y"], schema, bad=skip).to_pylist()
+    with mock.patch.object(blocks, "BLOCK", block):
+        assert resumed(source, limit, "skip") == (rows, len(bad))

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from io import FileIO
 from itertools import pairwise
+from typing import Any
 
 from penstock.runtime.errors import SourceError
 from penstock.runtime.sources.gunzip import Gunzip
@@ -42,7 +43,7 @@ class LineBlocks:
         self._part = part
         self._max_line = max_line
         self._source = source
-        self._stream: FileIO | Gunzip | None = None
+        self._stream: Any = None  # has read and close
         self._tail = b""  # read, but not handed out
         self._too_long = False  # whether the next line is longer than allowed
         self.position = part.start if offset is None else offset  # the byte after the last line handed out
@@ -115,7 +116,7 @@ class LineBlocks:
         path = find_again(part.path, part.mark, self._source)
         before = offset.before if isinstance(offset, FilePosition) else b""
         if part.end is None:
-            self._stream = Gunzip(path)
+            self._stream = self._content(path)
             self._skip(self.position, before)
             return
         self._stream = FileIO(path)
@@ -126,6 +127,10 @@ class LineBlocks:
         else:
             self._stream.seek(part.start - 1)
             self._find_line()
+
+    def _content(self, path: str) -> Any:
+        """Opens the content of a file without an end that is known."""
+        return Gunzip(path)
 
     def _find_line(self) -> None:
         """Goes from the byte before the range to the first line that begins in it."""
@@ -170,7 +175,7 @@ class LineBlocks:
         size = BLOCK if end is None else min(BLOCK, end - position) if position < end else _BEYOND
         assert self._stream is not None
         try:
-            return self._stream.read(size)
+            return bytes(self._stream.read(size))
         except OSError as error:
             raise unreadable(self._part.path, self._source, error) from error
 

@@ -7,7 +7,6 @@ of a file than one block and the records made from it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -140,7 +139,7 @@ class TextFiles(LineFiles[str]):
 
     def reader(self, splits: list[Split], context: SourceContext) -> TextReader:
         decoder = TextDecoder(self.encoding)
-        return TextReader(splits, context, decoder, self.max_line_bytes, type(self).__name__, decoder.column)
+        return TextReader(splits, context, decoder, self.max_line_bytes, type(self).__name__)
 
 
 class LineReader(SequentialReader):
@@ -149,17 +148,10 @@ class LineReader(SequentialReader):
     paced = False
 
     def __init__(
-        self,
-        splits: list[Split],
-        context: SourceContext,
-        decode: Decoder,
-        max_line: int,
-        source: str,
-        column: Callable[[bytes, int], Any] = lambda data, base: None,
+        self, splits: list[Split], context: SourceContext, decode: Decoder | None, max_line: int, source: str
     ) -> None:
         self._context = context
         self._decode = decode
-        self._column = column  # makes an Arrow column of a block's lines; None: they have to be decoded one by one
         self._max_line = max_line
         self._source = source
         self._waiting = deque(splits)
@@ -200,7 +192,7 @@ class LineReader(SequentialReader):
             self._split = split = self._waiting.popleft()
             self._before = b""
             try:
-                self._blocks = LineBlocks(split.payload, split.offset, self._max_line, self._source)
+                self._blocks = self._open(split)
             except CorruptGzip as error:  # damaged before the offset, where it was sound before
                 self._block = self._damaged(split, split.offset or 0, error)
                 self._next = 0
@@ -226,15 +218,19 @@ class LineReader(SequentialReader):
                 self._close_file()
                 self._split = None
                 return
-            column = self._column(data, base) if columns else None
-            if column is None:
-                records, clean = self._decode(data, split.payload.path, base)
-                self._block = Block(base, data, records, clean)
-            else:
-                self._block = Block(base, data, column, clean=True)
+            self._block = self._decoded(split, data, base, columns)
             self._lines_read += len(self._block.records)
             self._bytes_read += len(data)
         self._next = 0
+
+    def _open(self, split: Split) -> LineBlocks:
+        return LineBlocks(split.payload, split.offset, self._max_line, self._source)
+
+    def _decoded(self, split: Split, data: bytes, base: int, columns: bool) -> Block:
+        """Decodes a block."""
+        assert self._decode is not None
+        records, clean = self._decode(data, split.payload.path, base)
+        return Block(base, data, records, clean)
 
     def _damaged(self, split: Split, base: int, error: CorruptGzip) -> Block:
         """Turns the rest of the file into one failed record."""
@@ -305,3 +301,10 @@ class TextReader(LineReader, ColumnReader):
             self._advance(columns=True)
         column = pa.array(lines, pa.string()) if isinstance(lines, list) else lines
         return pa.record_batch([column], ["value"])
+
+    def _decoded(self, split: Split, data: bytes, base: int, columns: bool) -> Block:
+        if columns and isinstance(self._decode, TextDecoder):
+            column = self._decode.column(data, base)
+            if column is not None:  # else the lines have to be decoded one by one
+                return Block(base, data, column, clean=True)
+        return super()._decoded(split, data, base, columns)

@@ -10,15 +10,11 @@ once.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from penstock.runtime.errors import CodecError, FlowError, shorten
 from penstock.runtime.records.userfunc import ErrorHandler
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 #: decode(block, name of the input, its byte position there) -> (one entry a line, whether none is Unreadable)
 Decoder = Callable[[bytes, str, int], tuple[list[Any], bool]]
@@ -37,18 +33,35 @@ class Unreadable:
         self.error = error
 
 
+def line_ends(data: bytes) -> Any:
+    """Returns the ends of the lines of a block as a NumPy array."""
+    import numpy as np
+
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
+
+
 class Block:
-    """Holds whole lines of one input: their bytes, their records and where they lie."""
+    """Holds whole lines of one input: their bytes, their records and where they lie. `ends` finds where each record
+    ends."""
 
-    __slots__ = ("_ends", "after", "base", "clean", "data", "records")
+    __slots__ = ("_ends", "_find_ends", "after", "base", "clean", "data", "records")
 
-    def __init__(self, base: int, data: bytes, records: Any, clean: bool, after: int | None = None) -> None:
+    def __init__(
+        self,
+        base: int,
+        data: bytes,
+        records: Any,
+        clean: bool,
+        after: int | None = None,
+        ends: Callable[[bytes], Sequence[int]] = line_ends,
+    ) -> None:
         self.base = base
         self.data = data
         self.records = records  # a list, or an Arrow column
         self.clean = clean  # no Unreadable among the records
         self.after = base + len(data) if after is None else after
-        self._ends: npt.NDArray[np.intp] | None = None
+        self._find_ends = ends
+        self._ends: Sequence[int] | None = None
 
     def offset(self, index: int) -> int:
         """Returns the byte position after the first `index` lines. Lines are measured only when this is called."""
@@ -57,10 +70,8 @@ class Block:
         if index == 0:
             return self.base
         if self._ends is None:
-            import numpy as np
-
-            self._ends = np.flatnonzero(np.frombuffer(self.data, np.uint8) == ord("\n"))
-        return self.base + int(self._ends[index - 1]) + 1
+            self._ends = self._find_ends(self.data)
+        return self.base + int(self._ends[index - 1])
 
 
 def readable(records: list[Any], errors: ErrorHandler) -> list[Any]:

@@ -3,8 +3,7 @@
 A job that goes back reads its files again from saved offsets. A file may have been replaced meanwhile by another that
 is as large, as logs are rotated, and an offset in the one says nothing of the other. So what a source lists has a
 `FileMark`, of the file's first bytes and, where a format has its index at the end, of its last ones; and an offset is a
-`FilePosition`, with the bytes before it. Where an offset is a number of rows, and so no place in the file, it is a
-`RowPosition`, with a digest of all that was read to find these rows.
+`FilePosition`, with the bytes before it.
 
 It must never take another file for the one that was read, nor refuse one that was only appended to, moved to another
 disk or copied back: what counts is what is in it. The inode is only where to look for a file that was renamed.
@@ -16,10 +15,8 @@ import contextlib
 import hashlib
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from penstock.runtime.errors import SourceError
 from penstock.runtime.sources.paths import unreadable
@@ -29,7 +26,6 @@ logger = logging.getLogger(__name__)
 _HEAD = 4096  # bytes at the beginning that are compared
 _TAIL = 64 << 10  # and at the end, where an index is: it holds the sizes and places of all that is in the file
 BEFORE = 256  # and before an offset
-_PIECE = 1 << 20  # bytes that are read at a time
 
 
 @dataclass(frozen=True)
@@ -53,80 +49,6 @@ class FilePosition(int):
         made = cls(position)
         made.before = before[-BEFORE:]
         return made
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """Describes what a file's content begins with: so many bytes, of which this is the digest. Of a gzip file the
-    content is what was packed."""
-
-    size: int
-    digest: bytes
-
-
-class RowPosition(int):
-    """A number of rows of a file. `beginning` holds these rows, and often some more that were read ahead."""
-
-    beginning: Beginning | None = None
-
-    @classmethod
-    def of(cls, rows: int, beginning: Beginning) -> RowPosition:
-        """Returns the position after so many rows."""
-        made = cls(rows)
-        made.beginning = beginning
-        return made
-
-
-class Content:
-    """A file's content, as an object that pyarrow can read from. Subclasses have `read`."""
-
-    closed = False
-
-    def __init__(self, content: BinaryIO) -> None:
-        self._content = content
-
-    def readable(self) -> bool:
-        """Says that one can read from it."""
-        return True
-
-    def close(self) -> None:
-        """Closes the content."""
-        self.closed = True
-        self._content.close()
-
-
-class Recorded(Content):
-    """A file's content that keeps the digest of what has been read. One thread may read while another one asks."""
-
-    def __init__(self, content: BinaryIO) -> None:
-        super().__init__(content)
-        self.ended = False
-        self.size = 0
-        self._digest = hashlib.blake2b(digest_size=16)
-        self._lock = threading.Lock()
-
-    def read(self, size: int = -1) -> bytes:
-        """Reads on."""
-        data = self._content.read(size)
-        with self._lock:
-            self._digest.update(data)
-            self.size += len(data)
-            self.ended = self.ended or size < 0 or not data
-        return data
-
-    def beginning(self) -> Beginning:
-        """Describes what has been read."""
-        with self._lock:
-            return Beginning(self.size, self._digest.digest())
-
-
-def check_beginning(content: BinaryIO, beginning: Beginning, path: str, source: str) -> None:
-    """Raises SourceError unless the content of the file at a path begins as it did when it was read before."""
-    recorded = Recorded(content)
-    while recorded.size < beginning.size and not recorded.ended:
-        recorded.read(min(_PIECE, beginning.size - recorded.size))
-    if recorded.beginning() != beginning:
-        raise replaced(path, source, f"its first {beginning.size:,} bytes, which were read, are other ones")
 
 
 def mark_of(path: str, source: str, *, indexed: bool = False) -> FileMark:
