@@ -110,7 +110,8 @@ def run(
     than about half of it. By default it is 2 MiB, and grows for larger records. `window_bytes`: how much may be on its
     way from one task to another. `cache_bytes`: how much a worker keeps in memory of what it has sent since the last
     complete epoch; the rest goes to a file in TMPDIR. `check_shared`: for debugging; a function that changes a record
-    which other tasks have too, because it came through broadcast(), fails the job. It makes such jobs much slower.
+    which other tasks have too, in another branch of the stream or behind broadcast(), fails the job. It makes such jobs
+    much slower.
 
     Recovery:
 

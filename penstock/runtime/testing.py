@@ -130,7 +130,8 @@ def run(
     dropped because they came too late for their windows.
 
     The run is stricter in one thing: RecordError is raised when a function changes a record that several tasks have,
-    because the record came through broadcast(). In a job, the tasks of a worker share these records.
+    because the stream has several branches, or because the record came through broadcast(). In a job, the tasks of a
+    worker share these records.
     """
     check_flow(flow, "testing.run()")
     if parallelism is not None and not (is_whole(parallelism) and parallelism >= 1):

@@ -60,6 +60,101 @@ def test_the_operator_is_named_that_changes_a_shared_record(how: str, batch_size
     assert caught.value.operator == "spoils"
 
 
+@pytest.mark.parametrize("chaining", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 7])
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("how", ["map", "map itself", "filter", "flat_map", "map_batches"])
+def test_the_operator_is_named_that_changes_the_records_of_another_branch(
+    how: str, parallelism: int, batch_size: int, chaining: bool
+) -> None:
+    flow = Flow("forked", chaining=chaining)
+    stream = flow.read(ps.sources.Memory([{"n": n} for n in range(20)])).map(dict, name="copy")
+    stream.map(lambda record: record["n"]).write(ps.sinks.Collect(), name="other")
+    through(how, stream).write(ps.sinks.Collect(), name="out")
+    if how == "map":
+        out = ps.testing.run(flow, parallelism=parallelism, batch_size=batch_size)
+        assert sorted(out["other"]) == list(range(20))
+        return
+    with pytest.raises(RecordError, match=r"(?s)operator 'spoils' failed.*other tasks have too") as caught:
+        ps.testing.run(flow, parallelism=parallelism, batch_size=batch_size)
+    assert caught.value.operator == "spoils"
+
+
+def popped(record: dict[str, Any]) -> Any:
+    return record.pop("n")
+
+
+def kept(ctx: ps.ProcessContext, key: Any, record: dict[str, Any]) -> None:
+    record["seen"] = True
+
+
+FAR: dict[str, Any] = {
+    "after a filter": lambda s: s.filter(bool).rebalance().map(spoil, name="spoils"),
+    "after a filter and a key": lambda s: s.filter(bool).key_by("n").process(kept, name="spoils"),
+    "two forks later": lambda s: s.filter(bool).rebalance().filter(bool).rebalance().map(spoil, name="spoils"),
+    "a key function": lambda s: s.key_by(popped).count(name="spoils"),
+    "a chooser": lambda s: s.partition_by(lambda r, n: r.pop("n") % n).map(str, name="spoils"),
+    "a value of an aggregate": lambda s: s.key_by("n").sum(popped, name="spoils"),
+}
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("what", FAR)
+def test_a_change_is_found_wherever_it_is_made(what: str, parallelism: int, first: bool) -> None:
+    flow = Flow("forked")
+    stream = flow.read(ps.sources.Memory([{"n": n} for n in range(20)]))
+    if not first:
+        stream.map(dict).write(ps.sinks.Collect(), name="other")
+    FAR[what](stream).write(ps.sinks.Collect(), name="out")
+    if first:
+        stream.map(dict).write(ps.sinks.Collect(), name="other")
+    with pytest.raises(RecordError, match="other tasks have too") as caught:
+        ps.testing.run(flow, parallelism=parallelism)
+    assert caught.value.operator == "spoils"
+
+
+def test_copies_may_be_changed_behind_a_fork() -> None:
+    """A branch that has made records of its own may change them, also in another task."""
+    flow = Flow("copied")
+    stream = flow.read(ps.sources.Memory([{"n": n} for n in range(20)]))
+    stream.map(dict).rebalance().map(spoil).write(ps.sinks.Collect(), name="out")
+    stream.map(lambda record: record["n"]).write(ps.sinks.Collect(), name="other")
+    out = ps.testing.run(flow, parallelism=2)
+    assert sorted(record["n"] for record in out["out"]) == list(range(1, 21))
+    assert sorted(out["other"]) == list(range(20))
+
+
+def audited(ctx: ps.ProcessContext, key: Any, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    ctx.output("audit", record)
+    yield record
+
+
+@pytest.mark.parametrize("spoils", ["main", "audit"])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_side_output_may_have_the_records_of_the_main_output(spoils: str, parallelism: int) -> None:
+    flow = Flow("sides")
+    both = flow.read(ps.sources.Memory([{"n": n} for n in range(20)])).key_by("n").process(audited, outputs=("audit",))
+    for name, stream in (("main", both), ("audit", both.side_output("audit"))):
+        stream.rebalance().map(spoil if name == spoils else dict, name=f"of {name}").write(ps.sinks.Null())
+    with pytest.raises(RecordError, match="other tasks have too") as caught:
+        ps.testing.run(flow, parallelism=parallelism)
+    assert caught.value.operator == f"of {spoils}"
+
+
+@pytest.mark.parametrize("how", ["map", "sink"])
+def test_a_local_job_names_who_changed_the_records_of_another_branch(how: str, tmp_path: Any) -> None:
+    flow = Flow("forked")
+    stream = flow.read(ps.sources.Memory([{"n": n} for n in range(20)]))
+    if how == "map":
+        stream.map(spoil, name="spoils").write(ps.sinks.Null(), name="out")
+    else:
+        stream.write(ps.sinks.Call(popped), name="spoils")
+    stream.map(lambda record: record["n"]).write(ps.sinks.Null(), name="other")
+    with pytest.raises(ps.JobFailed, match=r"(?s)operator 'spoils' failed.*other tasks have too"):
+        ps.run(flow, local=True, check_shared=True, checkpoints=str(tmp_path)).wait(progress=False)
+
+
 def test_records_that_one_task_has_may_be_changed() -> None:
     flow = Flow("alone")
     flow.read(ps.sources.Memory([{"n": n} for n in range(20)]), parallelism=1).rebalance().map(spoil).write(

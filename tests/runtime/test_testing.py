@@ -342,8 +342,8 @@ def test_records_that_cannot_be_unpickled() -> None:
         testing.run(flow, [1])
 
 
-def test_records_are_not_shared() -> None:
-    """What one branch does to its records the other does not see, as in two workers."""
+def test_a_branch_that_changes_the_records_of_another_is_named() -> None:
+    """A job of one worker shares them, so that the result of the other branch would be wrong there."""
 
     def spoil(record: list[int]) -> int:
         record.append(99)
@@ -351,9 +351,11 @@ def test_records_are_not_shared() -> None:
 
     flow = Flow("f", chaining=False)
     records = flow.read(Memory([]))
-    records.map(spoil).write(Null(), name="a")
+    records.map(spoil, name="spoils").write(Null(), name="a")
     records.map(len).write(Null(), name="b")
-    assert testing.run(flow, [[1]]) == {"a": [2], "b": [1]}
+    error = refused(flow, [[1]])
+    assert error.operator == "spoils"
+    assert "Change a copy" in str(error)
 
 
 @pytest.mark.parametrize("passing", [False, True], ids=["kept", "at the end"])

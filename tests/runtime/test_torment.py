@@ -375,7 +375,6 @@ MISTAKES: dict[str, tuple[Callable[..., Stream], str]] = {
         lambda s: s.map(ReadLater()).map(list),
         "(not a generator that is read when the next records have come|lists in place of generators)",
     ),
-    "a record that another operator has": (changing, r"a function changes a record .* Change a copy"),
     "a number of all keys": (lambda s: s.key_by("user").process(OfAllKeys()), "the number of tasks: something is kept"),
     "chance": (lambda s: s.filter(lambda r: random.random() < 0.5), r"depend on chance, on the clock"),
     "latest results": (
@@ -495,6 +494,11 @@ def test_an_error_that_the_plain_run_does_not_have() -> None:
     ) as caught:
         torment(changing_for_all, CLICKS, parallelism=(1, 2), expect=lambda results: True)
     assert isinstance(caught.value.__cause__, RecordError)
+
+
+def test_a_record_that_another_branch_has_and_that_is_changed() -> None:
+    with pytest.raises(RecordError, match=r"'changing' failed: .*changed a record that other tasks have"):
+        torment(changing, CLICKS)
 
 
 class Unsaved(ProcessFunction):

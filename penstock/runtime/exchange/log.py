@@ -24,7 +24,7 @@ once in each generation, in order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic_ns
 from typing import Protocol
 
@@ -96,6 +96,8 @@ class OutLog:
         self.records = 0  # produced so far
         self.bytes = 0  # of these records: encoded size if they are kept or sent, else an estimate
         self.on_shared: Callable[[Batch], None] | None = None  # called with each batch that several tasks get
+        # Called with the channels, the number and the batch of each entry.
+        self.on_entry: Callable[[Iterable[int], int, Batch], None] | None = None
         self.stream: LogStream | None = None
         self.encoded = 0  # the number of encodings, and the time that they took, of a log with a stream
         self.encoding_ns = 0
@@ -453,6 +455,8 @@ class OutLog:
 
     def _append(self, batch: Batch, stamp: int, size: int, cost: int, parts: tuple[bytes, ...]) -> None:
         """Makes an entry of `size` bytes, which costs a task of this worker `cost` bytes of its credit window."""
+        if self.on_entry is not None:
+            self.on_entry([channel.number for channel in self.channels], self.cache.end, batch)
         records = len(batch)
         self.bytes += size
         self.records += records

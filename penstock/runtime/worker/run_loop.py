@@ -345,6 +345,8 @@ class RunLoop:
                                 meter.note("decode", 1, len(message), begun_ns)
                         except CodecError as error:
                             raise self._unreadable(channel, error) from error
+                        if wiring.shared_batches is not None:
+                            wiring.shared_batches.came(channel, number, batch)
                         task.receive(  # type: ignore[union-attr]
                             channel, batch, stamp - input_.ahead_ns, len(message) - ADDRESS_OF_ONE.size
                         )
@@ -394,8 +396,11 @@ class RunLoop:
                     batch = decode_payload(message, head)
                 except CodecError as error:
                     raise self._unreadable(channel, error) from error
-                if wiring.shared_batches is not None and len(head.destinations) > 1:
-                    wiring.shared_batches.add(batch)
+                if wiring.shared_batches is not None:
+                    if len(head.destinations) > 1:
+                        wiring.shared_batches.add(batch)
+                    else:
+                        wiring.shared_batches.came(channel, number & NUMBERS_MASK, batch)
             arrival = kind, stamp, batch, head.body_bytes
             if early:
                 input_.hold(number, arrival)

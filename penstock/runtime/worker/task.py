@@ -51,6 +51,7 @@ from penstock.runtime.worker.blackbox import MADE, SOURCE, BlackBox, Poison, Rec
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
 from penstock.runtime.worker.sample import Sample
+from penstock.runtime.worker.shared_batches import SharedBatches
 from penstock.runtime.worker.task_state import AT_END, AT_REST, TASK, TaskState
 
 logger = logging.getLogger(__name__)
@@ -123,6 +124,8 @@ class Task:
         self.clock = clock
         self.inputs: dict[int, InChannel] = {}
         self.outputs: dict[tuple[str, str | None], list[Output]] = {}
+        self.shared_batches: SharedBatches | None = None
+        self._emitted: set[int] = set()  # the ids of the records of this piece, when changes of records are looked for
         self.logs: list[OutLog] = []
         self._stopwatch = options.steps.stopwatch or perf_counter_ns
         self._waits_for_more = options.steps.waits_for_more
@@ -395,8 +398,11 @@ class Task:
         for out in self._work:
             if out:
                 if (noting := self.record_by_record) is None:
-                    for output in self._main:
-                        output.emit(out, self._stamp)
+                    if self.shared_batches is None:
+                        for output in self._main:
+                            output.emit(out, self._stamp)
+                    else:
+                        self._emit_checked(self.shared_batches, out, self._main)
                 else:
                     self._emit_noted(noting, out, self._main, len(self.stages))
             if self._flush_channels() or self._stopwatch() - started > 2 * STEP_NS:
@@ -692,6 +698,18 @@ class Task:
                 if piece:
                     stage.records_out += len(piece)
                     yield from self._one_by_one(record_by_record, piece, position + 1)
+
+    def _emit_checked(self, shared: SharedBatches, batch: Batch, outputs: list[Output]) -> None:
+        """Emits a batch, and looks for functions of an output (a key selector, a combiner) that change its records."""
+        if len(outputs) > 1:
+            shared.add(batch)
+        elif isinstance(batch, list) and (twice := [record for record in batch if id(record) in self._emitted]):
+            shared.add(twice)  # an operator has emitted them by two of its outputs
+        self._emitted |= set(map(id, batch if isinstance(batch, list) else batch.values))
+        for output in outputs:
+            output.emit(batch, self._stamp)
+            if output.errors is not None:
+                shared.check(output.errors)
 
     def _emit_noted(self, record_by_record: RecordByRecord, batch: Batch, outputs: list[Output], first: int) -> None:
         """Emits a batch in record-by-record mode. Each record is noted before the functions of an output (a key
@@ -1023,14 +1041,18 @@ class Task:
         for records, outputs in self._sides:
             if records:
                 if self.record_by_record is None:
-                    for output in outputs:
-                        output.emit(records[:], self._stamp)
+                    if self.shared_batches is not None:
+                        self._emit_checked(self.shared_batches, records[:], outputs)
+                    else:
+                        for output in outputs:
+                            output.emit(records[:], self._stamp)
                 else:
                     self._emit_noted(self.record_by_record, records[:], outputs, position)
                 for output in outputs:
                     output.flush()
                 records.clear()
             position += len(outputs)
+        self._emitted.clear()
 
     def _measure(self, elapsed: int) -> None:
         if self._rested:

@@ -227,6 +227,7 @@ class Wiring:
         source = chain.source
         if source is None:
             built = Task(task, name, stages, self._clock, options)
+            built.shared_batches = self.shared_batches
             return built
         transport = self._transport
 
@@ -242,6 +243,7 @@ class Wiring:
         if splits is None:
             splits = chain.splits[task.index]
         read = SourceTask(task, name, stages, self._clock, options, splits, open_reader, self.output_caches)
+        read.shared_batches = self.shared_batches
         if self._aligned:
             read.await_alignment()
         built = read
@@ -297,6 +299,8 @@ class Wiring:
         log = OutLog(self._transport, errors, cache)
         if self.shared_batches is not None:
             log.on_shared = self.shared_batches.add
+            if self._apart:
+                log.on_entry = self.shared_batches.sends
         return log
 
     def _clear(self, log: OutLog) -> None:
