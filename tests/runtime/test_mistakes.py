@@ -163,6 +163,74 @@ def two_sinks() -> object:
     return stream._flow.plan()
 
 
+class Model:
+    """Keeps the newest model that has come by the broadcast."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+
+    def __call__(self, record: Any) -> Any:
+        return record
+
+    def batch(self, records: list[Any]) -> list[Any]:
+        return records
+
+    async def wait(self, record: Any) -> Any:
+        return record
+
+
+HALF_BROADCAST: dict[str, Callable[[Any], Any]] = {
+    "map of a class": lambda s: s.map(Model),
+    "map of an object": lambda s: s.map(Model()),
+    "map of a method": lambda s: s.map(Model().__call__),
+    "map of a partial": lambda s: s.map(functools.partial(Model())),
+    "map_batches": lambda s: s.map_batches(Model),
+    "map_batches of a method": lambda s: s.map_batches(Model().batch),
+    "filter": lambda s: s.filter(Model()),
+    "flat_map": lambda s: s.flat_map(Model()),
+    "map_async": lambda s: s.map_async(Model().wait),
+    "behind a map": lambda s: s.map(lambda record: record).map(Model),
+    "behind a watermark": lambda s: s.watermark(lambda record: 1).map_batches(Model),
+}
+
+
+def with_models(then: Callable[[Any], Any]) -> ps.Flow:
+    flow = ps.Flow("f")
+    records, models = (flow.read(ps.sources.Memory([1])) for _ in range(2))
+    then(records.union(models.broadcast())).write(ps.sinks.Null(), name="out")
+    return flow
+
+
+@pytest.mark.parametrize("what", HALF_BROADCAST)
+def test_an_object_that_may_keep_what_all_tasks_get_is_refused(what: str) -> None:
+    flow = with_models(HALF_BROADCAST[what])
+    for run in (ps.testing.run, lambda flow: flow.plan(2)):
+        with pytest.raises(ps.FlowError) as caught:
+            run(flow)
+        for word in ("gets records of broadcast() beside others", "BroadcastProcessFunction", "saved with each epoch"):
+            assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda s: s.map(lambda record: record),
+        lambda s: s.map(str),
+        lambda s: s.map_batches(list),
+        lambda s: s.map(lambda record: record).rebalance().map(Model),
+        lambda s: s.map(str).key_by(str).count().map(Model),
+    ],
+)
+def test_functions_and_what_lies_behind_another_grouping_are_not(then: Callable[[Any], Any]) -> None:
+    ps.testing.run(with_models(then))
+
+
+def test_an_object_of_which_all_records_are_broadcast_is_not_refused() -> None:
+    flow = ps.Flow("f")
+    flow.read(ps.sources.Memory([1])).broadcast().map(Model).write(ps.sinks.Null(), name="out")
+    assert ps.testing.run(flow)["out"] == [1]
+
+
 def broadcast_in_a_union() -> object:
     flow = ps.Flow("f")
     numbers, rules = (flow.read(ps.sources.Memory([1])) for _ in range(2))

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.exchange.grouping import Grouping
+from penstock.runtime.exchange.grouping import All, Forward, Grouping
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read
+from penstock.runtime.records.userfunc import may_keep
 
 # The remedy when one line adds two operators of the same name.
 #: The job whose store the directory of a savepoint is, whatever job it was made from. No flow may have this name.
@@ -111,11 +112,34 @@ class Graph:
             ports = {edge.port for edge in self.incoming(name)}
             if not isinstance(operator, Read) and len(ports) < operator.inputs:
                 raise FlowError(f"flow {self.name!r}: operator {name!r} has no input")
+        for name in self._half_broadcast():
+            raise FlowError(
+                f"flow {self.name!r}: operator {name!r} gets records of broadcast() beside others, and its function is "
+                "an object of a class. What such an object keeps of a record, as of a rule or a new model, is in no "
+                "epoch: after a failure some tasks would continue without it. Connect the two streams: "
+                "records.key_by(...).connect(rules.broadcast()).process(...) with a penstock.BroadcastProcessFunction, "
+                "whose map ctx.broadcast is saved with each epoch. If the object keeps nothing of the records, give a "
+                "plain function that calls it"
+            )
         for name in self.dangling():
             raise FlowError(
                 f"flow {self.name!r}: nothing uses the main output of operator {name!r}; end the stream with "
                 ".write(sink), e.g. .write(penstock.sinks.Null())"
             )
+
+    def _half_broadcast(self) -> Iterator[str]:
+        """Yields the operators whose function may keep something of the records that all of its tasks get, while each
+        task gets others of its own."""
+        to_all: dict[str, set[bool]] = {}  # by operator: whether what it gets goes to all tasks; both is possible
+        for name in self.ordered():
+            operator, gets = self.operators[name], set[bool]()
+            for edge in self.incoming(name):
+                stays = edge.grouping is None or isinstance(edge.grouping, Forward)
+                gets |= to_all[edge.source] if stays else {isinstance(edge.grouping, All)}
+            stateless = operator.inputs == 1 and not operator.keyed and not isinstance(operator, Read)
+            if stateless and len(gets) > 1 and may_keep(getattr(operator, "fn", None)):
+                yield name
+            to_all[name] = gets if stateless else {False}
 
     def has_before(self, name: str, kind: type[Operator]) -> bool:
         """Whether an operator, or another one on each way of records to it, is of a kind."""

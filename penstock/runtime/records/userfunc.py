@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Literal
 
 from penstock.runtime.errors import FlowError, RecordError, describe, is_interrupt, shorten
@@ -469,6 +469,16 @@ def constructed(
                 part = "__init__" if callable_ is fn else "__call__"
                 raise FlowError(f"{what}: {fn.__qualname__}.{part}: {error}") from None
     return made
+
+
+def may_keep(fn: Any) -> bool:
+    """Whether a function is an object of a user's class, or a method of one, which may keep something from one call to
+    the next."""
+    if isinstance(fn, partial):
+        return may_keep(fn.func)
+    if isinstance(fn, MethodType):
+        return not isinstance(fn.__self__, type)
+    return isinstance(fn, Constructed) or isinstance(inspect.getattr_static(type(fn), "__call__", None), FunctionType)
 
 
 def _check_names(cls: type, kwargs: Mapping[str, Any], what: str) -> None:
