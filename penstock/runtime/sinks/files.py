@@ -59,8 +59,9 @@ class Files(PartFolder):
 
     Errors: FlowError before the start when the directory holds part files or hidden ones, cannot be made or cannot be
     written to. A record that cannot be written is a failed record: in text one with a line end in it, which would
-    become two lines (write such records as "jsonl"), in JSON lines one of a type that JSON has no form for.
-    PenstockError when the disk is full or fails, or when files from which a job continues are gone.
+    become two lines, or with "\\r" at its end, which would be read as part of the line end (write such records as
+    "jsonl"), in JSON lines one of a type that JSON has no form for. PenstockError when the disk is
+    full or fails, or when files from which a job continues are gone.
     """
 
     title = "Files"

@@ -1,7 +1,7 @@
 """Turns records into the bytes of lines: the formats of the Files sink.
 
 A formatter takes a whole list and works on it in one call; only when that fails it goes record by record, to find the
-one at fault. It must never write a record over two lines.
+one at fault. It must never write a record over two lines, nor a line that is read as another text.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Formatter = Callable[[list[Any], ErrorHandler], Any]
 def text_lines(records: list[Any], errors: ErrorHandler) -> bytes:
     """Formats a str as it is, a tuple or list with tabs between its items, and anything else by str()."""
     try:
-        text = "\n".join(records)
-        if text.count("\n") == len(records) - 1:
-            return (text + "\n").encode()
+        text = "\n".join(records) + "\n"
+        if text.count("\n") == len(records) and "\r\n" not in text:
+            return text.encode()
     except (TypeError, UnicodeEncodeError):
         pass
     return b"".join(apply(partial(map, _text_line), records, errors))
@@ -47,10 +47,17 @@ _JSON = msgspec.json.Encoder()
 
 def _text_line(record: Any) -> bytes:
     if isinstance(record, str):
-        return _line(record)
-    if isinstance(record, (tuple, list)):
-        return _line("\t".join(map(str, record)))
-    return _line(str(record))
+        text = record
+    elif isinstance(record, (tuple, list)):
+        text = "\t".join(map(str, record))
+    else:
+        text = str(record)
+    if text.endswith("\r"):
+        raise ValueError(
+            "the text ends with '\\r', which readers would take for a part of the line end; write it with "
+            "format='jsonl', or remove the '\\r' before"
+        )
+    return _line(text)
 
 
 def _json_line(record: Any) -> bytes:
