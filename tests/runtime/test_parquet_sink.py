@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import enum
+import itertools
 import os
 import pickle
 import uuid
@@ -262,6 +263,51 @@ def test_values_stay_what_they_are() -> None:
     ]:
         with pytest.raises((TypeError, ValueError)):
             column([value], type)
+
+
+ODD = [
+    *(1, 2.5, True, "a", b"b", bytearray(b"c"), decimal.Decimal("1.5"), None),
+    *(WHEN, WHEN.replace(tzinfo=UTC), WHEN.date(), WHEN.time(), WHEN.time().replace(tzinfo=UTC), dt.timedelta(1)),
+]
+PLAIN_TYPES = [
+    *(pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.binary(), pa.decimal128(38, 18)),
+    *(pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.date32(), pa.time64("us"), pa.duration("us")),
+]
+NESTED: list[tuple[Any, Any, Any]] = [
+    (lambda a, b: [a, b], lambda t: t, lambda c: c),
+    (lambda a, b: [[a, b]], pa.list_, lambda c: c[0]),
+    (lambda a, b: [{"x": a}, {"x": b}], lambda t: pa.struct([("x", t)]), lambda c: [row["x"] for row in c]),
+    (lambda a, b: [{"k": a}, {"k": b}], lambda t: pa.map_(pa.string(), t), lambda c: [row[0][1] for row in c]),
+]
+
+
+@pytest.mark.parametrize("type", PLAIN_TYPES, ids=str)
+@pytest.mark.parametrize("nested", NESTED, ids=["plain", "list", "struct", "map"])
+def test_whether_a_value_is_taken_does_not_depend_on_its_neighbours(type: Any, nested: Any) -> None:
+    """pyarrow lets the first values say what the others are: a naive datetime is UTC, and a number a date."""
+    together, type_of, apart = nested
+
+    def taken(values: list[Any], kind: Any) -> Any:
+        try:
+            return column(values, kind).to_pylist()
+        except (TypeError, ValueError, OverflowError):
+            return None
+
+    for a, b in itertools.permutations(ODD, 2):
+        alone = taken([a], type), taken([b], type)
+        found = taken(together(a, b), type_of(type))
+        expected = None if None in alone else [alone[0][0], alone[1][0]]
+        assert (found if found is None else apart(found)) == expected, (a, b)
+
+
+def test_a_naive_datetime_in_a_column_of_utc_fails_alone(tmp_path: Path) -> None:
+    good = WHEN.replace(tzinfo=UTC)
+    for place in range(3):
+        records = [good, good]
+        records.insert(place, WHEN)
+        path = tmp_path / str(place)
+        schema = pa.schema([("t", pa.timestamp("us", "UTC"))])
+        assert written(path, [{"t": one} for one in records], policy="skip", schema=schema) == [{"t": good}] * 2
 
 
 # --- files ---------------------------------------------------------------------------------------------------------

@@ -1,19 +1,24 @@
 """Turns Python values into an Arrow column of a given type, exactly.
 
 pyarrow by itself takes 2.5 for an int64 column and makes a 2 of it, drops the fields that a struct does not have, and
-makes dates of numbers. No value must ever change on its way.
+makes dates of numbers. It also lets the first values say what the others are: after a datetime with a time zone, one
+without is taken as UTC. No value must ever change on its way, and whether it is taken must depend on it alone.
 """
 
 from __future__ import annotations
 
+import builtins
 import datetime as dt
 import uuid
+from collections.abc import Mapping
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+_ITEMS = (list, tuple, set, frozenset)
 # What pyarrow takes as it is.
 _PLAIN = (bytes, bytearray, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, uuid.UUID)
 
@@ -21,7 +26,9 @@ _PLAIN = (bytes, bytearray, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal
 def column(values: list[Any], type: pa.DataType) -> pa.Array:
     """Returns the values as a column of this type. Raises TypeError for values of another kind, and ValueError (of
     which pyarrow's errors are subclasses) for values that the type does not hold."""
-    if _has_map(type):  # of which values do not show that they are one
+    has_map = _has_map(type)  # of which values do not show that they are one
+    _check_kinds(values, type, 1 if has_map else 2)
+    if has_map:
         return array(values, type)
     found = array(values)
     if found.type == type:
@@ -45,6 +52,47 @@ def array(values: list[Any], type: pa.DataType | None = None) -> pa.Array:
             what = "map it to a number, a text, a date, or a list or dict of these"
             raise TypeError(f"{error}; {what}") from error
         return pa.array(plain, type)
+
+
+def _check_kinds(values: list[Any], type: pa.DataType, least: int) -> None:
+    """Raises TypeError when the values are of so many kinds or more, and one of them is none for this type."""
+    is_ = pa.types
+    if is_.is_dictionary(type):
+        return _check_kinds(values, type.value_type, least)
+    if _is_list(type):
+        items = chain.from_iterable(one for one in values if isinstance(one, _ITEMS))
+        return _check_kinds(list(items), type.value_type, least)
+    if is_.is_map(type):
+        pairs = [pair for one in values if one for pair in (one.items() if isinstance(one, Mapping) else one)]
+        _check_kinds([key for key, _ in pairs], type.key_type, least)
+        return _check_kinds([value for _, value in pairs], type.item_type, least)
+    if is_.is_struct(type):
+        rows = [one if isinstance(one, Mapping) else _attributes(one) for one in values if one is not None]
+        for field in type:
+            _check_kinds([row.get(field.name) for row in rows], field.type, least)
+        return None
+    classes = set(map(builtins.type, values)) - {builtins.type(None)}
+    if len(classes) < least and not any(issubclass(one, (dt.datetime, dt.time)) for one in classes):
+        return None
+    kinds = {(one.__class__, _zone(one)): one for one in values if one is not None}
+    for (kind, zone), one in kinds.items():
+        if zone and issubclass(kind, dt.time):
+            raise TypeError(f"a time of day has no time zone there, and {one!r} has one; remove it")
+        if len(kinds) >= least and not _is_kind_of(found := array([one]).type, type):
+            raise TypeError(f"the value {one!r} is {found}")
+    return None
+
+
+def _zone(value: Any) -> bool:
+    return isinstance(value, (dt.datetime, dt.time)) and value.tzinfo is not None
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    try:
+        plain = msgspec.to_builtins(value, builtin_types=_PLAIN)
+    except Exception:  # a value's own, which `array` says
+        return {}
+    return plain if isinstance(plain, Mapping) else {}
 
 
 def _is_kind_of(found: pa.DataType, wanted: pa.DataType) -> bool:

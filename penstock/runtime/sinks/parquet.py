@@ -57,8 +57,9 @@ class Parquet(PartFolder):
 
     Errors: FlowError before the start when the directory holds part files, cannot be made or cannot be written to, and
     for a schema that is none. A record with a field that the table does not have, or a value that its column does not
-    take exactly, is a failed record. PenstockError when the disk is full or fails, when the first records do not show
-    the type of a field, or when files from which a job continues are gone.
+    take exactly, is a failed record: so is a datetime without a time zone in a column of UTC, and one with a time zone
+    in a column without. PenstockError when the disk is full or fails, when the first records do not show the type of a
+    field, or when files from which a job continues are gone.
     """
 
     title = "Parquet"
