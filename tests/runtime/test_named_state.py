@@ -179,3 +179,21 @@ def test_a_state_says_where_methods_of_other_states_are_and_has_one_time_to_live
         place.states.get("list", "all", None).items()
     with pytest.raises(AttributeError, match=r"did you mean 'clear'"):
         value.claer()
+
+
+@pytest.mark.parametrize(("clock_s", "ttl_s"), [(0.0, 5.0), (-3600.0, 100.0)], ids=["shorter", "of a clock behind"])
+def test_entries_of_a_savepoint_live_no_longer_than_new_ones(clock_s: float, ttl_s: float) -> None:
+    place = Place()
+    for place.key in ("a", "b"):
+        place.states.get("map", "m", 100.0)["old"] = 1
+        place.now += 1.0
+    place.save(whole=True)
+    place.go_back()
+    place.now += clock_s
+    state = place.states.get("map", "m", ttl_s)
+    for place.key in ("a", "b"):
+        assert dict(state) == {"old": 1}
+        state["new"] = 2
+    place.now += ttl_s + 0.1
+    for place.key in ("a", "b"):
+        assert dict(state) == {}

@@ -96,10 +96,14 @@ class _Kept:
         self._by_age.update(dict.fromkeys(sorted(deadlines, key=deadlines.__getitem__)))
 
     def live_for(self, ttl_s: float) -> None:
-        """Gives entries a time-to-live from now on, also those that have none."""
+        """Gives entries a time-to-live from now on, also those that have none. Entries of a savepoint may have had a
+        longer one, or were written by a machine whose clock is ahead: none lives longer from now on than a new one."""
         if self.ttl_s is None:
             self.ttl_s = ttl_s
             later = self._clock() + ttl_s
+            for key, part in self._by_age:  # the order stays: the deadlines that change all become the same
+                if self.deadlines.of(key)[part] > later:
+                    self.deadlines.set(key, part, later)
             for key, parts in self.entries.values.items():
                 for part in parts:
                     if (key, part) not in self._by_age:
