@@ -11,10 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from heapq import heappop
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock import testing
 from penstock.runtime.epochs.manifest import Blob, TaskEntry
@@ -691,6 +695,59 @@ def test_failed_calls_are_made_again(kind: str, how: str) -> None:
             run(lambda s: s.map_async(fn, retries=2, **options), [1000])
     finally:
         over.set()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("kind", ["coroutine", "function"])
+@pytest.mark.parametrize("retry_on", [ConnectionError, (TimeoutError, ConnectionError), OSError])
+def test_only_errors_that_may_pass_are_tried_again(retry_on: Any, kind: str, alone: bool) -> None:
+    tries: Counter[int] = Counter()
+
+    def work(n: int) -> int:
+        tries[n] += 1
+        if n >= 10:
+            raise ValueError("it will never pass")
+        if tries[n] <= n:
+            raise ConnectionRefusedError("try again")
+        return n
+
+    async def wait(n: int) -> int:
+        return work(n)
+
+    fn: Any = wait if kind == "coroutine" else work
+    operator = MapAsync(fn, retries=2, retry_on=retry_on, on_error="skip", name="calls")
+    stage: Any = operator.stage(StageContext(operator))
+    stage.alone = alone
+    stage.open()
+    out: list[Any] = []
+    for n in (0, 1, 2, 3, 10):
+        out += [record for piece in stage.expand([n]) for record in piece]
+        while stage.under_way:
+            out += [record for piece in stage.collect() for record in piece]
+    stage.close(False)
+    assert out == [0, 1, 2]
+    assert tries == {0: 1, 1: 2, 2: 3, 3: 3, 10: 1}
+
+
+@given(wait_s=st.floats(0, 100), failures=st.lists(st.integers(0, 9), min_size=1, max_size=5))
+def test_waits_before_retries_double_and_none_is_overtaken(wait_s: float, failures: list[int]) -> None:
+    operator = MapAsync(lambda n: n, retries=10, retry_wait_s=wait_s, on_error="skip")
+    stage: Any = operator.stage(StageContext(operator))
+    dues: list[float] = []
+    for tries in failures:
+        stage._tried(SimpleNamespace(tries=tries + 1), None, ConnectionError(), 0)
+        dues.append(min(wait_s * 2**tries, max(60, wait_s)))
+    found = [heappop(stage._again)[0] / 1e9 for _ in failures]
+    assert found == pytest.approx(sorted(dues), abs=1e-6)
+
+
+def test_what_is_tried_again_is_a_class_of_errors() -> None:
+    stream = Flow("f").read(Memory([1]))
+    for wrong in ("ConnectionError", [ConnectionError], (), int, ConnectionError("x"), (ConnectionError, "x")):
+        with pytest.raises(FlowError, match=r"retry_on=.*give a class of errors or a tuple of them"):
+            stream.map_async(str, retries=1, retry_on=wrong)  # type: ignore[arg-type]
+    with pytest.raises(FlowError, match="retry_on says which failed calls are made again, and retries=0"):
+        stream.map_async(str, retry_on=ConnectionError)
 
 
 def test_each_try_gets_the_record_as_it_came() -> None:

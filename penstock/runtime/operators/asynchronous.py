@@ -34,12 +34,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
+from heapq import heappop, heappush
 from inspect import isawaitable
 from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
-from penstock.runtime.errors import CodecError, FlowError, describe
+from penstock.runtime.errors import CodecError, FlowError, describe, shorten
 from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
@@ -57,6 +58,11 @@ from penstock.runtime.records.userfunc import (
 )
 from penstock.runtime.state.keyed import SavedState, StageState
 from penstock.runtime.units import flag, seconds, whole
+
+#: The errors after which `map_async` makes a call again; None: all.
+RetryOn = type[BaseException] | tuple[type[BaseException], ...] | None
+
+_WAIT_MOST_S = 60.0  # the longest wait before a retry, unless the user gives a longer one
 
 logger = logging.getLogger(__name__)
 
@@ -594,6 +600,19 @@ def _timed_out(timeout_s: float | None, frame: FrameType | None, still_s: float 
     return error.with_traceback(TracebackType(None, frame, frame.f_lasti, frame.f_lineno))
 
 
+def _classes(retry_on: Any, what: str) -> tuple[type[BaseException], ...]:
+    """Returns the classes of the errors after which a call is made again."""
+    if retry_on is None:
+        return (BaseException,)
+    classes = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+    if not classes or not all(isinstance(each, type) and issubclass(each, BaseException) for each in classes):
+        raise FlowError(
+            f"{what}: retry_on={shorten(retry_on)}; give a class of errors or a tuple of them, such as "
+            "(ConnectionError, TimeoutError), or None for all errors"
+        )
+    return classes
+
+
 class MapAsync(Operator):
     """One output for each record: what `fn` returns, in calls of which many are under way at a time."""
 
@@ -611,6 +630,7 @@ class MapAsync(Operator):
         ordered: bool = True,
         retries: int = 0,
         retry_wait_s: float | timedelta = 0.0,
+        retry_on: RetryOn = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -631,6 +651,11 @@ class MapAsync(Operator):
         self.retry_wait_s = seconds(retry_wait_s, f"{what}: retry_wait_s")
         if self.retry_wait_s == math.inf:
             raise FlowError(f"{what}: retry_wait_s={retry_wait_s}; it must be a finite number of seconds")
+        self.retry_on = _classes(retry_on, what)
+        if retry_on is not None and not self.retries:
+            raise FlowError(
+                f"{what}: retry_on says which failed calls are made again, and retries=0; give retries=1 or more"
+            )
         #: Makes what makes the calls of a task. Tests give another one, to decide when calls end.
         self.caller: Callable[[OwnFunction, str, Callable[[], None]], Caller] = (
             LoopCaller if is_coroutine_function(fn) else ThreadCaller
@@ -671,13 +696,16 @@ class _Calls(Pending):
         self._timeout_s = operator.timeout_s
         self._timeout_ns = None if operator.timeout_s is None else int(operator.timeout_s * 1e9)
         self._retry_wait_s = operator.retry_wait_s
+        self._retry_on = operator.retry_on
         self._saves = context.epochs or operator.retries > 0
         self._clock: Callable[[], int] = time.monotonic_ns
         self._wake: Callable[[], None] = lambda: None
         self._queue = AnswerQueue[_Call, Watermark]()
         self._finished: deque[_Call] = deque()  # answered, and not collected, if no order is wanted
         self._deadlines: OrderedDict[Attempt, int] = OrderedDict()  # of attempts under way, in the order of time
-        self._again: deque[tuple[int, _Call]] = deque()  # calls that are tried again, and when
+        # A heap of the calls that are tried again: when, a number that no other call has, and the call.
+        self._again: list[tuple[int, int, _Call]] = []
+        self._put_back = 0  # how many calls have been tried again
         self._returned: deque[tuple[int, bytes]] = deque()  # records from an epoch, that the task has not given yet
         self._mark_in: int | None = None  # the last watermark that has come
         # The last watermark that has come before the task has given all records from an epoch, which were before it.
@@ -826,7 +854,7 @@ class _Calls(Pending):
             self._tried(call, value, error, 0)
             if not call.answered:
                 self._again.clear()
-                time.sleep(self._retry_wait_s)
+                time.sleep(self._wait_s(call))
         self._finished.clear()
         out: list[Any] = []
         self._give(call, out)
@@ -849,7 +877,7 @@ class _Calls(Pending):
         self._see_whether_full()
         attempts: list[Attempt] = []
         while self._again and self._again[0][0] <= now and len(attempts) < self._free:
-            attempts.append(self._try(self._again.popleft()[1], now))
+            attempts.append(self._try(heappop(self._again)[2], now))
         if attempts:
             self._caller.begin(attempts)
 
@@ -886,12 +914,19 @@ class _Calls(Pending):
 
     def _tried(self, call: _Call, value: Any, error: BaseException | None, now: int) -> None:
         """Takes the answer of an attempt, which may have to be made again."""
-        if error is not None and call.tries <= self._retries and is_failure(error):
-            self._again.append((now + int(self._retry_wait_s * 1e9), call))
+        again = isinstance(error, self._retry_on) and is_failure(error)
+        if error is not None and again and call.tries <= self._retries:
+            self._put_back += 1
+            heappush(self._again, (now + int(self._wait_s(call) * 1e9), self._put_back, call))
             return
         call.value, call.error, call.answered = value, error, True
         if not self._ordered:
             self._finished.append(call)
+
+    def _wait_s(self, call: _Call) -> float:
+        """Returns how long to wait before the next try: twice as long as before the one before."""
+        most_s = max(_WAIT_MOST_S, self._retry_wait_s)
+        return min(most_s, self._retry_wait_s * 2.0 ** min(call.tries - 1, 60))
 
     # --- results -------------------------------------------------------------------------------------------------
 

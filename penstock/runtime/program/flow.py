@@ -31,7 +31,7 @@ from penstock.runtime.expressions.tree import Column
 from penstock.runtime.mistakes import called, checks_options, nearest, no_method
 from penstock.runtime.operators.agg import Agg
 from penstock.runtime.operators.aggregated import Aggregated, Emit, Reduce, Reducer
-from penstock.runtime.operators.asynchronous import MapAsync
+from penstock.runtime.operators.asynchronous import MapAsync, RetryOn
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.columnar import adding, expression_of, filtering, selecting, taking
 from penstock.runtime.operators.ends import Read, Write
@@ -133,6 +133,7 @@ class AsyncOptions(Options, total=False):
     ordered: bool
     retries: int
     retry_wait_s: float | timedelta
+    retry_on: RetryOn
     fn_constructor_args: Iterable[Any] | None
     fn_constructor_kwargs: Mapping[str, Any] | None
 
@@ -555,6 +556,7 @@ class Stream(Generic[T_co]):
         ordered: bool = True,
         retries: int = 0,
         retry_wait_s: float | timedelta = 0.0,
+        retry_on: RetryOn = None,
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
@@ -575,13 +577,17 @@ class Stream(Generic[T_co]):
         loop, as time.sleep() does, holds up all calls of its task, so that others fail by their timeouts; their errors
         then say so. A thread cannot be ended from outside: its result is dropped, and another thread takes its place.
         So a function that never returns costs one more thread for each such call, with its stack and whatever the
-        function holds, until the worker ends. Give such functions a timeout of their own. `retries`: how often a call
-        that has failed is made again, `retry_wait_s` later, before `on_error` decides.
+        function holds, until the worker ends. Give such functions a timeout of their own.
+
+        `retries`: how often a call that has failed is made again, before `on_error` decides. The first wait is
+        `retry_wait_s` long and each further one twice as long as the one before, up to a minute or `retry_wait_s`.
+        `retry_on`: a class of errors, or a tuple of them, after which a call is made again (None: all); other errors,
+        which would come again, are handled at once. A call that has taken too long has failed by a TimeoutError.
 
         Epochs do not wait for calls. They save the records that are under way, and a job that goes back makes their
         calls again. So a call may be made twice, and its result leaves once."""
         fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map_async")
-        operator = MapAsync(fn, concurrency, timeout_s, ordered, retries, retry_wait_s, **options)
+        operator = MapAsync(fn, concurrency, timeout_s, ordered, retries, retry_wait_s, retry_on, **options)
         return self._flow._add(operator, (self,))
 
     def lookup(
