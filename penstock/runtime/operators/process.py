@@ -241,14 +241,15 @@ class ProcessFunction:
 
     def on_timer(self, ctx: ProcessContext, key: Any, at_ms: int) -> Iterable[Any] | None:
         """Called when a timer of the key is due; `at_ms` is the timer's time, in milliseconds since 1970. When the
-        input ends, all remaining timers fire at once, in the order of their times. Timers that are set then are
-        dropped."""
+        input ends, all remaining timers fire at once, in the order of their times. Of timers that are set then, those
+        fire whose time the clock has reached; the others are dropped, and a warning says how many."""
         return None
 
     def on_event_timer(self, ctx: ProcessContext, key: Any, at_ms: int) -> Iterable[Any] | None:
-        """Called when the watermark has reached the time of an event timer of the key. When the input ends, all
-        remaining event timers fire, in the order of their times, before the other timers. Timers that are set then are
-        dropped."""
+        """Called when the watermark has reached the time of an event timer of the key. An event timer that is set here
+        for a time that the watermark has reached fires too, before those of later times. When the input ends, the
+        watermark has reached all times, so that all event timers fire, before the other timers. A timer that would then
+        set another one for ever must look at `ctx.watermark()`: after a million in a row the job fails."""
         return None
 
     def finish(self, ctx: ProcessContext) -> Iterable[Any] | None:

@@ -4,13 +4,14 @@ keys' records, nor hold more than a piece of outputs in memory.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from operator import length_hint
 from typing import Any
 
-from penstock.runtime.errors import FlowError
+from penstock.runtime.errors import FlowError, PenstockError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
@@ -35,7 +36,12 @@ from penstock.runtime.records.userfunc import (
 from penstock.runtime.state.keyed import Delta, KeyedMap, SavedState, StageState
 from penstock.runtime.state.timers import Timers
 
+logger = logging.getLogger(__name__)
+
 _NO_LISTS = frozenset((str, bytes, dict))
+
+# A key whose timers set timers that are due at once this many times in a row does so for ever.
+_CHAINED_MOST = 1_000_000
 
 # Watermarks are multiples of this number of milliseconds where nothing but ctx.watermark() asks for them.
 _GRAIN_MS = 100
@@ -172,7 +178,9 @@ class ProcessStage(Stage):
         return self._timers.next()
 
     def fire(self, now: float) -> Iterator[Batch]:
-        return self._call_timers(self._timers, now, self._on_timer, 1000)
+        # A timer that is set meanwhile for the present millisecond fires when the input has had its turn, so that one
+        # which sets itself again for now does not stop the job.
+        return self._call_timers(self._timers.due(now, math.floor(now * 1000) / 1000), self._on_timer, 1000)
 
     def advance(self, watermark: int | None) -> Iterator[Batch]:
         user = self.user
@@ -181,19 +189,33 @@ class ProcessStage(Stage):
         due = self._event_timers.next()
         if due is None or user.mark is None or due > user.mark:
             return iter(())
-        return self._call_timers(self._event_timers, user.mark, self._on_event_timer, 1)
+        return self._call_timers(self._event_timers.due(user.mark, math.inf), self._on_event_timer, 1)
+
+    def _last(self) -> Iterator[tuple[float, Any, bool]]:
+        """Removes the timers one after the other at the end of the input, as `Timers.due` does. Those that are set
+        meanwhile take part if the clock has reached their time."""
+        timers = self._timers
+        now = self.context.wall()
+        yield from timers.due(now, math.inf)
+        for at, key in timers.in_order():
+            if timers.take(key, at):
+                yield at, key, False
+            yield from timers.due(now, math.inf)
 
     def _call_timers(
-        self, timers: Timers, now: float, call: Callable[..., Any] | None, a_second: int
+        self, due: Iterator[tuple[float, Any, bool]], call: Callable[..., Any] | None, a_second: int
     ) -> Iterator[Batch]:
-        """Yields the outputs of the timers that are due. Times are given to the user in ms."""
+        """Yields the outputs of timers. Times are given to the user in ms."""
         user = self.user
         out = user.emitted
-        for at, key in timers.due(now):
-            if not timers.take(key, at):
-                continue
+        in_a_row: dict[Any, int] = {}  # how many timers of a key were set by timers
+        for at, key, is_chained in due:
             user.key = key
             at_ms = round(at * a_second)
+            if is_chained:
+                in_a_row[key] = in_a_row.get(key, 0) + 1
+                if in_a_row[key] > _CHAINED_MOST:
+                    raise self.errors.failure(("timer", key, at_ms), _for_ever(key, at_ms, user.mark == END_OF_TIME))
             assert call is not None
             try:
                 result = call(user, key, at_ms)
@@ -213,9 +235,16 @@ class ProcessStage(Stage):
         self._map.note(keys)
 
     def finish(self) -> Iterator[Batch]:
-        if self._event_timers.next() is not None:  # no watermark has come
-            yield from self.advance(END_OF_TIME)
-        yield from self.fire(math.inf)
+        yield from self.advance(END_OF_TIME)
+        yield from self._call_timers(self._last(), self._on_timer, 1000)
+        yield from self.advance(END_OF_TIME)  # of event timers that the others have set
+        if dropped := len(self._timers):
+            logger.warning(
+                "process %r: on_timer has set %d timers after the end of the input, for times that the clock has not "
+                "reached. They do not fire",
+                self.context.operator.name,
+                dropped,
+            )
         self.user.key = NO_KEY
         if not isinstance(self._process, ProcessFunction):
             return
@@ -271,6 +300,20 @@ class ProcessStage(Stage):
         self._timers.drop()
         self._event_timers.drop()
         self.user.named.drop()
+
+
+def _for_ever(key: Any, at_ms: int, has_ended: bool) -> PenstockError:
+    """The error for a key whose timers set timers that are due at once, again and again."""
+    remedy = (
+        "all input has ended, so every event timer is due: set no other one when ctx.watermark() is later than any "
+        "time of your records"
+        if has_ended
+        else "let each timer set a later one, or none"
+    )
+    return PenstockError(
+        f"timers of key {key!r} have set {_CHAINED_MOST:,} timers in a row that were due at once, the last one for "
+        f"{at_ms} ms; {remedy}"
+    )
 
 
 def taken(result: Iterable[Any], out: list[Any]) -> Iterator[list[Any]]:

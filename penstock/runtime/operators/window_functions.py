@@ -11,7 +11,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from itertools import count, repeat
+from itertools import repeat
 from operator import itemgetter, length_hint, ne
 from typing import Any, ClassVar, Literal
 
@@ -517,7 +517,3 @@ class Top(Aggregate):
 
     def result(self, partial: Any) -> list[Any]:
         return [record for _, record in partial]
-
-
-#: Numbers entries of a heap, so that keys need not be compared.
-numbers = count(1)

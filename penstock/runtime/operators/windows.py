@@ -14,7 +14,6 @@ order in which records that are not late come, unless the function itself depend
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -32,13 +31,14 @@ from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Sessi
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.operators.pieces import in_pieces
 from penstock.runtime.operators.side_outputs import declared
-from penstock.runtime.operators.window_functions import Aggregating, OwnAggregate, Place, WindowFunction, numbers
+from penstock.runtime.operators.window_functions import Aggregating, OwnAggregate, Place, WindowFunction
 from penstock.runtime.operators.windowing import LATE
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
 from penstock.runtime.records.userfunc import DEAD_LETTERS, check_function, of_no_list, select_each, without
 from penstock.runtime.state.keyed import Delta, SavedState, StageState
 from penstock.runtime.state.nested import NestedMap
+from penstock.runtime.state.timers import Agenda
 from penstock.runtime.units import seconds, whole
 
 Updates = Literal["replace", "retract"]
@@ -135,9 +135,9 @@ class _Windows(Stage):
         self.event_time = self._in_event_time
         self.timed = self._early_s is not None
         self._watermark: int | None = None
-        # (end, number, key, window): a window that the watermark is to close. Entries of windows that were merged or
-        # have other ends now are skipped.
-        self._ends: list[tuple[int, int, Any, Place]] = []
+        # The windows that the watermark is to close, as (key, window). Sessions that were merged or have other ends now
+        # are dead entries.
+        self._ends = Agenda(lambda _, window: self._kept.has(*window))
         # Of windows that have had results: [whether the watermark has reached the end, the records since the last
         # result, the last result, if it may have to be taken back].
         self._said = NestedMap("said", context.epochs)
@@ -328,7 +328,8 @@ class _Windows(Stage):
             self._due.add((key, place), self.context.wall() + self._early_s)
 
     def _await_end(self, key: Any, place: Place) -> None:
-        heapq.heappush(self._ends, (place[1], next(numbers), key, place))
+        assert place[1] is not None
+        self._ends.add(place[1], (key, place))
 
     # --- results -----------------------------------------------------------------------------------------------
 
@@ -360,16 +361,15 @@ class _Windows(Stage):
             return iter(())
         if self._watermark is None or watermark > self._watermark:
             self._watermark = watermark
-        if not self._ends or self._ends[0][0] > self._watermark:
+        if (first := self._ends.first()) is None or first[0] > self._watermark:
             return iter(())
         return in_pieces(self._ended(self._watermark))
 
     def _ended(self, watermark: int) -> Iterator[Any]:
-        ends, kept = self._ends, self._kept
-        while ends and ends[0][0] <= watermark:
-            at, _, key, place = heapq.heappop(ends)
-            if not kept.has(key, place):
-                continue
+        ends = self._ends
+        while (first := ends.first()) is not None and first[0] <= watermark:
+            at, _, (key, place) = first
+            ends.pop()
             fired, _, said = self._said.of(key).get(place, (False, 0, None))
             if not fired and place[1] <= watermark:
                 fired = True
@@ -379,7 +379,7 @@ class _Windows(Stage):
             if place[1] + self._lateness <= watermark:
                 self._forget(key, place)
             elif at < place[1] + self._lateness:
-                heapq.heappush(ends, (place[1] + self._lateness, next(numbers), key, place))
+                ends.add(place[1] + self._lateness, (key, place))
 
     def _forget(self, key: Any, place: Place) -> None:
         self._kept.close(key, place)
@@ -437,7 +437,7 @@ class _Windows(Stage):
         for key, place in self._kept.all_windows():
             fired = self._said.of(key).get(place, (False, 0, None))[0]
             if place[1] is not None and self._in_event_time:
-                heapq.heappush(self._ends, (place[1] + (self._lateness if fired else 0), next(numbers), key, place))
+                self._ends.add(place[1] + (self._lateness if fired else 0), (key, place))
             if due is not None and not fired:
                 self._due.add((key, place), due)
 
@@ -454,15 +454,14 @@ class _Due:
 
     def __init__(self) -> None:
         self._times: dict[tuple[Any, Place], float] = {}
-        # (time, number, window), of which those are skipped that are not in `_times` any more, or with another time.
-        self._heap: list[tuple[float, int, tuple[Any, Place]]] = []
+        self._agenda = Agenda(lambda time, window: self._times.get(window) == time)
 
     def __contains__(self, window: tuple[Any, Place]) -> bool:
         return window in self._times
 
     def add(self, window: tuple[Any, Place], time: float) -> None:
         self._times[window] = time
-        heapq.heappush(self._heap, (time, next(numbers), window))
+        self._agenda.add(time, window)
 
     def remove(self, window: tuple[Any, Place]) -> float | None:
         """Removes a window if it is there. Returns its time."""
@@ -470,20 +469,21 @@ class _Due:
 
     def first(self) -> float | None:
         """Returns the time of the window that is due first."""
-        heap = self._heap
-        while heap and self._times.get(heap[0][2]) != heap[0][0]:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        first = self._agenda.first()
+        return None if first is None else first[0]
 
     def take(self) -> tuple[Any, Place]:
         """Removes the window that is due first, which `first` has found, and returns it."""
-        _, _, window = heapq.heappop(self._heap)
+        first = self._agenda.first()
+        assert first is not None
+        self._agenda.pop()
+        window: tuple[Any, Place] = first[2]
         del self._times[window]
         return window
 
     def clear(self) -> None:
         self._times.clear()
-        self._heap.clear()
+        self._agenda.clear()
 
 
 def _time(entry: tuple[Any, Any, Any]) -> Any:

@@ -13,7 +13,7 @@ from penstock.runtime.exchange import grouping
 from penstock.runtime.mistakes import called, checks_options, no_method
 from penstock.runtime.operators.connected import Connected
 from penstock.runtime.operators.process import ProcessFunction
-from penstock.runtime.program.flow import KeyedStream, Options, Stream
+from penstock.runtime.program.flow import KeyedStream, Options, Stream, warned_of_event_timers
 from penstock.runtime.records.userfunc import check_picklable
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class ConnectedStreams(Generic[K_co, T_co, V_co]):
             on_event_timer=on_event_timer,
             **options,
         )
-        return self._flow._add(operator, (self._first,), (self._second,))
+        return warned_of_event_timers(operator, self._flow._add(operator, (self._first,), (self._second,)))
 
 
 def check_same_flow(what: str, first: Stream[Any], second: Stream[Any]) -> None:

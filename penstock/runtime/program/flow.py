@@ -14,6 +14,7 @@ are raised here, at the line that made them, before anything runs.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -92,6 +93,8 @@ else:
     T_co = TypeVar("T_co", covariant=True)
     K_co = TypeVar("K_co", covariant=True)
     Bound_co = TypeVar("Bound_co", covariant=True)
+logger = logging.getLogger(__name__)
+
 U = TypeVar("U")
 V = TypeVar("V")
 Key = TypeVar("Key")
@@ -273,6 +276,22 @@ class Flow:
                     self.graph.connect(edge)
         fields = operator.source.fields() if isinstance(operator, Read) else None
         return Stream(self, (_Tap(operator.name),), fields=fields)
+
+
+def warned_of_event_timers(operator: Processing, stream: Stream[U]) -> Stream[U]:
+    """Returns the outputs of a new operator, and warns if it calls event timers and gets no watermarks."""
+    graph = stream._flow.graph
+    bare = [edge.source for edge in graph.incoming(operator.name) if not graph.has_before(edge.source, MakeWatermarks)]
+    if operator.on_event_timer is not None and bare:
+        logger.warning(
+            "flow %r: the event timers of %s %r fire only at the end of the input, because no watermarks come from %s; "
+            "put .watermark(time, ...) directly after the source of each of its inputs",
+            stream._flow.name,
+            operator.kind,
+            operator.name,
+            " and ".join(map(repr, bare)),
+        )
+    return stream
 
 
 @dataclass(frozen=True)
@@ -1187,7 +1206,7 @@ class KeyedStream(Generic[K_co, T_co]):
         if isinstance(process, ProcessFunction):
             check_picklable(process, "process")
         operator = Processing(process, outputs, on_timer, on_event_timer, **options)
-        return self._stream._flow._add(operator, (self._stream,))
+        return warned_of_event_timers(operator, self._stream._flow._add(operator, (self._stream,)))
 
     def connect(self, other: KeyedStream[Any, V] | Stream[V]) -> ConnectedStreams[K_co, T_co, V]:
         """This stream and another one, as the two inputs of one operator. The other one has keys too, so that records
