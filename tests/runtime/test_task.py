@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,9 +12,10 @@ from penstock.runtime.errors import RecordError
 from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
-from penstock.runtime.sinks.call import Null
+from penstock.runtime.sinks.call import Call, Null
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.memory import Memory
+from penstock.runtime.sources.threaded import ThreadReader
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker import task as task_module
 from penstock.runtime.worker.run_loop import RunLoop
@@ -197,6 +199,7 @@ class _BrokenReader(Reader):
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
     calls.clear()
+    come.clear()
 
 
 def logged_flow(source: Source | None = None, process: str = "", sink: str = "") -> Flow:
@@ -251,3 +254,124 @@ def test_a_reader_that_fails_may_be_skipped() -> None:
     loop.run()
     assert loop.tasks[0].stages[0].errors.skipped == 1
     assert calls[-1] == "sink.close"
+
+
+# --- readers that wait ---------------------------------------------------------------------------------------------
+
+
+come = threading.Event()
+
+
+def _let_come(record: str) -> None:
+    come.set()
+
+
+class _Waiting(Source):
+    """Its first record comes when `come` is set."""
+
+    def __init__(self, reader: type[_WaitingReader]) -> None:
+        self.reader_class = reader
+
+    def splits(self, parallelism: int) -> list[Split]:
+        return [Split("one")]
+
+    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+        return self.reader_class(splits[0].offset or 0)
+
+
+class _WaitingReader(Reader):
+    def __init__(self, next: int) -> None:
+        self.next = next
+
+    def read(self, limit: int) -> list[Any]:
+        assert come.wait(60)
+        self.next += 1
+        self.finished = self.next == 3
+        calls.append(threading.current_thread().name)
+        return [self.next]
+
+    def offsets(self) -> dict[str, Any]:
+        return {"one": self.next}
+
+    def close(self) -> None:
+        calls.append("reader.close")
+
+
+class _BlockingReader(_WaitingReader):
+    blocking = True
+
+
+def test_a_blocking_reader_lets_the_other_tasks_of_its_worker_run() -> None:
+    flow = Flow("f")
+    flow.read(_Waiting(_BlockingReader), name="slow").write(Null(), name="out")
+    flow.read(Memory(["x"]), name="quick").write(Call(_let_come), name="set")
+    loop_of(flow).run()
+    assert calls == ["slow reader"] * 3 + ["reader.close"]
+
+
+def test_a_read_that_takes_long_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    flow = Flow("f")
+    come.set()
+    flow.read(_Waiting(_WaitingReader), name="slow").write(Null())
+    (task,) = loop_of(flow).tasks
+    times = iter(range(0, 10**12, 700_000_000))
+    task.clock = lambda: next(times)
+    task.open()
+    while not task.finished:
+        task.step()
+    (record,) = caplog.records
+    assert "read() of the _WaitingReader of source 'slow' took 0.7 s in task 0" in record.getMessage()
+
+
+def threaded(reader: Reader) -> tuple[ThreadReader, threading.Semaphore]:
+    """Runs a reader in a thread. The semaphore is released whenever its task is woken."""
+    woken = threading.Semaphore(0)
+    return ThreadReader(reader, lambda: woken.release(1), "test reader"), woken
+
+
+def test_offsets_of_a_blocking_reader_are_those_of_what_was_handed_out() -> None:
+    reader, woken = threaded(_BlockingReader(0))
+    assert (reader.read(10), reader.offsets(), reader.ready_in()) == ([], {"one": 0}, None)
+    come.set()
+    for expected in (1, 2, 3):
+        assert woken.acquire(timeout=60)
+        assert (reader.offsets(), reader.ready_in(), reader.finished) == ({"one": expected - 1}, 0.0, False)
+        assert (reader.read(10), reader.offsets()) == ([expected], {"one": expected})
+    assert reader.finished
+    reader.close()
+    assert calls[-1] == "reader.close"
+
+
+def test_what_a_blocking_reader_raises_is_raised_by_read() -> None:
+    class Failing(_BrokenReader):
+        blocking = True
+
+        def close(self) -> None:
+            raise OSError("close")
+
+    reader, woken = threaded(Failing())
+    assert woken.acquire(timeout=60)
+    with pytest.raises(OSError, match="gone"):
+        reader.read(1)
+    with pytest.raises(OSError, match="close"):
+        reader.close()
+
+
+def test_a_blocking_reader_that_asks_to_be_woken_is_not_read_before() -> None:
+    reads = threading.Semaphore(0)
+
+    class Empty(_BlockingReader):
+        def read(self, limit: int) -> list[Any]:
+            reads.release()
+            return super().read(limit) if come.is_set() else []
+
+        def ready_in(self) -> float | None:
+            return None
+
+    reader, woken = threaded(Empty(0))
+    assert reads.acquire(timeout=60)
+    come.set()
+    reader.wake_reader()
+    assert woken.acquire(timeout=60)
+    assert reader.read(1) == [1]
+    reader.close()

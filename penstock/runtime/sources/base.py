@@ -77,18 +77,23 @@ class Reader(ABC):
     (docs/papers.md: D2). With False, all records are there from the start and are read as fast as the job takes them,
     so none is late, however many are left. A source that hands out the records of another source's reader at a pace of
     its own sets this to True in that reader.
+
+    `blocking` = True, set in the class, says that read() waits for records, as many client libraries do. All of the
+    reader's methods but `backlog` and `is_full` are then called in a thread of its own, one batch ahead, so that the
+    other tasks of the worker go on meanwhile. Let read() return from time to time, as it does not end while it waits.
     """
 
     finished = False
+    blocking = False
     stamp_ns: int | None = None
     split: str | None = None
     paced = True
 
     @abstractmethod
     def read(self, limit: int) -> list[Any]:
-        """Returns up to `limit` records that are ready now, maybe none. It must not wait. Whatever it raises is a
-        failure of the source, about which `on_error` of flow.read() decides: "fail" fails the job, any other policy
-        ends this reader. A SourceError always fails the job."""
+        """Returns up to `limit` records that are ready now, maybe none. It must not wait, unless the reader is
+        `blocking`. Whatever it raises is a failure of the source, about which `on_error` of flow.read() decides: "fail"
+        fails the job, any other policy ends this reader. A SourceError always fails the job."""
 
     @abstractmethod
     def offsets(self) -> dict[str, Any]:

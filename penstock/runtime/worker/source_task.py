@@ -5,6 +5,7 @@ The offsets that an epoch saves must never include a record that follows the bar
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,10 @@ from penstock.runtime.state.keyed import StageState
 from penstock.runtime.worker.blackbox import SOURCE
 from penstock.runtime.worker.task import Task, TaskOptions
 from penstock.runtime.worker.task_state import AT_REST
+
+logger = logging.getLogger(__name__)
+
+_LONG_READ_S = 0.5
 
 
 class SourceTask(Task):
@@ -49,6 +54,7 @@ class SourceTask(Task):
         self.output_caches = output_caches
         self._triggers: deque[int] = deque()
         self._has_passed = False  # a barrier has passed since the last read
+        self._has_told = False  # of a long read
         self._due: float = 0.0  # clock time in seconds at which the reader wants to be read again
         self._read_some = False  # whether the last read gave records
         # What holds the task back when it is ahead of other sources, if something does (runtime/host/alignment.py).
@@ -199,7 +205,7 @@ class SourceTask(Task):
             while records < most and size < BYTES_MAX:
                 part = reader.read_arrow(most - records) if isinstance(reader, ColumnReader) and columns else None
                 if part is None:
-                    part = reader.read(most - records)
+                    part = self._read(most - records)
                 if not len(part):
                     break
                 parts.append(part)
@@ -243,6 +249,24 @@ class SourceTask(Task):
         if not all(name == split or has_ended(name) for name in came_from):
             split = None
         self._splits_stage.come_from(split, has_ended)
+
+    def _read(self, limit: int) -> list[Any]:
+        """Reads, and says so when it took so long that the other tasks of the worker had to wait."""
+        began = self.clock()
+        records = self.reader.read(limit)
+        took = (self.clock() - began) / 1e9
+        if took >= _LONG_READ_S and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "read() of the %s of source %r took %.1f s in task %d, and no other task of its worker ran meanwhile. "
+                "Let it return what is there, or set blocking = True in the reader's class, so that it runs in a "
+                "thread of its own. This is said once.",
+                type(self.reader).__name__,
+                self.stages[0].context.operator.name,
+                took,
+                self.task.index,
+            )
+        return records
 
     def _has_barrier(self) -> bool:
         # The source reads, or ends, between two barriers. Epochs that follow each other faster than the worker can
@@ -293,7 +317,7 @@ class SourceTask(Task):
         try:
             most = self._size.limit
             limit = self._within_drift(most)
-            records: Any = self.reader.read(limit)  # which is a user's
+            records: Any = self._read(limit)  # which is a user's
             if not isinstance(records, list):
                 reader = type(self.reader).__name__
                 raise SourceError(f"read() of a {reader} must return a list, and it returned {shorten(records)}")

@@ -35,6 +35,7 @@ from penstock.runtime.records.userfunc import DEAD_LETTERS, ErrorHandler
 from penstock.runtime.relaying.root import MulticastRoot, RootStream
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sources.base import Reader, SourceContext, Split
+from penstock.runtime.sources.threaded import ThreadReader
 from penstock.runtime.transport.base import Transport
 from penstock.runtime.worker.shared_batches import SharedBatches
 from penstock.runtime.worker.source_task import SourceTask
@@ -232,13 +233,23 @@ class Wiring:
         transport = self._transport
 
         def open_reader(splits: list[Split], wake_task: Callable[[], None]) -> Reader:
-            def wake() -> None:
+            threaded: ThreadReader | None = None
+
+            def wake_loop() -> None:
                 wake_task()
                 transport.wake()
 
+            def wake() -> None:
+                if threaded is not None:
+                    threaded.wake_reader()
+                wake_loop()
+
             errors = stages[0].errors
             context = SourceContext(source.name, task.index, chain.parallelism, errors, wake, self._clock)
-            return source.source.reader(splits, context)
+            reader = source.source.reader(splits, context)
+            if reader.blocking:
+                reader = threaded = ThreadReader(reader, wake_loop, f"{source.name} reader")
+            return reader
 
         if splits is None:
             splits = chain.splits[task.index]
