@@ -283,3 +283,85 @@ class Counted(float):
         return float(self) == other
 
     __hash__ = float.__hash__
+
+
+class Weighing(ps.BroadcastProcessFunction):
+    """Gives each record the newest weight, and how many records the call had."""
+
+    def process_batch(self, ctx: ps.ProcessContext, records: list[Any]) -> Any:
+        if any(record < 0 for _, record in records):
+            raise ValueError("below 0")
+        ctx.output("sizes", len(records))
+        return [(key, record * ctx.broadcast.get("weight", 1)) for key, record in records]
+
+    def process_broadcast(self, ctx: ps.ProcessContext, weight: int) -> None:
+        ctx.broadcast["weight"] = weight
+
+
+def weighing(batch_size: int = 3, **options: Any) -> ps.Flow:
+    flow = ps.Flow("weighing")
+    keyed = flow.read(ps.sources.Memory([]), name="in").key_by(0)
+    weights = flow.read(ps.sources.Memory([]), name="weights", parallelism=1)
+    made = keyed.connect(weights.broadcast()).process_batches(
+        Weighing(), batch_size=batch_size, outputs=("sizes",), name="weigh", **options
+    )
+    made.write(ps.sinks.Null(), name="out")
+    made.side_output("sizes").write(ps.sinks.Null(), name="sizes")
+    return flow
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("fail_at", [None, 5, (3, 6, 9)])
+def test_lists_of_records_have_what_a_broadcast_has_brought_also_after_a_failure(
+    parallelism: int, fail_at: Any
+) -> None:
+    records = [(key, n) for n in range(1, 5) for key in "ab"]
+    order = ["in"] * 2 + ["weights"] + ["in"] * 3 + ["weights"] + ["in"] * 3
+    out = ps.testing.run(
+        weighing(), {"in": records, "weights": [10, 100]}, parallelism=parallelism, order=order, fail_at=fail_at
+    )["out"]
+    weights = [1] * 2 + [10] * 3 + [100] * 3
+    assert sorted(out) == sorted((key, n * weight) for (key, n), weight in zip(records, weights, strict=True))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_lists_have_what_is_ready_and_fail_together(batch_size: int) -> None:
+    records = [("a", n) for n in range(8)] + [("a", -1)]
+    out = ps.testing.run(weighing(batch_size, on_error="skip"), {"in": records, "weights": []}, batch_size=100)
+    lists = [records[at : at + batch_size] for at in range(0, 9, batch_size)]
+    good = [some for some in lists if ("a", -1) not in some]
+    assert out["out"] == [record for some in good for record in some]
+    assert out["sizes"] == [len(some) for some in good]
+
+
+def test_two_functions_may_stand_for_both_inputs_of_lists() -> None:
+    flow = ps.Flow("lists")
+    keyed = flow.read(ps.sources.Memory([]), name="in").key_by(str)
+    weights = flow.read(ps.sources.Memory([]), name="weights", parallelism=1)
+
+    def weigh(ctx: ps.ProcessContext, records: list[int]) -> Any:
+        return [record * ctx.broadcast["weight"] for record in records]
+
+    def renew(ctx: ps.ProcessContext, weight: int) -> None:
+        ctx.broadcast["weight"] = weight
+
+    keyed.connect(weights.broadcast()).process_batches(weigh, renew).write(ps.sinks.Null(), name="out")
+    assert ps.testing.run(flow, {"in": [1, 2], "weights": [10]}, order=["weights", "in", "in"])["out"] == [10, 20]
+
+
+@pytest.mark.parametrize("does", ["state", "map"])
+def test_lists_have_no_key_and_may_not_change_the_map(does: str) -> None:
+    def wrong(ctx: ps.ProcessContext, records: list[int]) -> None:
+        if does == "state":
+            ctx.set(1)
+        else:
+            ctx.broadcast["a"] = 1
+
+    flow = ps.Flow("lists")
+    keyed = flow.read(ps.sources.Memory([1]), name="in").key_by(str)
+    rules = flow.read(ps.sources.Memory([]), name="rules")
+    made = keyed.connect(rules.broadcast()).process_batches(wrong, lambda ctx, rule: None)
+    made.write(ps.sinks.Null(), name="out")
+    words = "there is no current key here" if does == "state" else "only process_broadcast may change it"
+    with pytest.raises(ps.RecordError, match=words):
+        ps.testing.run(flow)

@@ -163,6 +163,46 @@ def two_sinks() -> object:
     return stream._flow.plan()
 
 
+def ruled(broadcast: bool = True) -> Any:
+    flow = ps.Flow("f")
+    records, models = (flow.read(ps.sources.Memory([1])) for _ in range(2))
+    return records.key_by(str).connect(models.broadcast() if broadcast else models.key_by(str))
+
+
+class NoBatch(ps.BroadcastProcessFunction):
+    def process(self, ctx: Any, key: Any, record: Any) -> None:
+        pass
+
+    def process_broadcast(self, ctx: Any, record: Any) -> None:
+        pass
+
+
+BATCH_MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "two keyed streams": (lambda: ruled(False).process_batches(NoBatch()), r"needs a second stream that is broadcast"),
+    "no method": (
+        lambda: ruled().process_batches(NoBatch()),
+        r"NoBatch has no method process_batch\(self, ctx, records\)",
+    ),
+    "one function": (
+        lambda: ruled().process_batches(lambda ctx, records: records),
+        r"process_batches\(\) got one function",
+    ),
+    "a key": (
+        lambda: ruled().process_batches(lambda ctx, key, record: [], lambda ctx, record: None),
+        r"calls its function with \(ctx, records\)",
+    ),
+    "size": (lambda: ruled().process_batches(NoBatch(), batch_size=0), r"process_batches: batch_size=0"),
+    "option": (lambda: ruled().process_batches(NoBatch(), batchsize=9), r"did you mean 'batch_size'\?"),
+}
+
+
+@pytest.mark.parametrize("what", BATCH_MISTAKES)
+def test_mistakes_with_lists_beside_a_broadcast(what: str) -> None:
+    make, words = BATCH_MISTAKES[what]
+    with pytest.raises(ps.FlowError, match=words):
+        make()
+
+
 class Model:
     """Keeps the newest model that has come by the broadcast."""
 
@@ -207,7 +247,12 @@ def test_an_object_that_may_keep_what_all_tasks_get_is_refused(what: str) -> Non
     for run in (ps.testing.run, lambda flow: flow.plan(2)):
         with pytest.raises(ps.FlowError) as caught:
             run(flow)
-        for word in ("gets records of broadcast() beside others", "BroadcastProcessFunction", "saved with each epoch"):
+        for word in (
+            "gets records of broadcast() beside others",
+            "process_batches",
+            "BroadcastProcessFunction",
+            "saved with",
+        ):
             assert word in str(caught.value)
 
 

@@ -15,14 +15,16 @@ from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Stage, StageContext
 from penstock.runtime.operators.process import NO_KEY, BroadcastProcessFunction, CoProcessFunction, ProcessFunction
 from penstock.runtime.operators.processing import Processing, ProcessStage, full_pieces, rest, taken
-from penstock.runtime.records.batch import Batch
+from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.userfunc import check_function, of_no_list
 from penstock.runtime.state.keyed import SavedState, StageState
+from penstock.runtime.units import whole
 
 
 class Connected(Processing):
     """Two inputs, both keyed, or with `broadcast` one keyed and one that goes to all tasks. `process` is a
-    CoProcessFunction or a BroadcastProcessFunction, or a function for each input (`process` and `second`)."""
+    CoProcessFunction or a BroadcastProcessFunction, or a function for each input (`process` and `second`). With a
+    `batch_size`, it takes lists of at most so many records of the first input."""
 
     kind = "connect"
     inputs = 2
@@ -33,10 +35,12 @@ class Connected(Processing):
         second: Callable[..., Any] | None = None,
         *,
         broadcast: bool,
+        batch_size: int | None = None,
         **common: Any,
     ) -> None:
         self.broadcast = self.shares = broadcast
         self.second = second
+        self.batch_size = None if batch_size is None else whole(batch_size, "process_batches: batch_size")
         super().__init__(process, **common)
 
     def _check(self, process: Any) -> None:
@@ -45,10 +49,12 @@ class Connected(Processing):
         if isinstance(process, type) and issubclass(process, ProcessFunction):
             raise FlowError(f"{what} needs a {base.__name__}, got {called(process)}")
         if not isinstance(process, ProcessFunction):
-            check_function(process, what, ("ctx", "key", "record"), yields=True)
+            first = ("ctx", "key", "record") if self.batch_size is None else ("ctx", "records")
+            check_function(process, what, first, yields=True)
             if self.second is None:
+                method = "process" if self.batch_size is None else "process_batches"
                 raise FlowError(
-                    f"{what}: process() got one function; give two, one for each input, or a penstock.{base.__name__}"
+                    f"{what}: {method}() got one function; give two, one for each input, or a penstock.{base.__name__}"
                 )
             takes = ("ctx", "record") if self.broadcast else ("ctx", "key", "record")
             check_function(self.second, f"{what}: the second function", takes, yields=True)
@@ -61,7 +67,10 @@ class Connected(Processing):
                 f"a penstock.{base.__name__}; {type(process).__name__} is none"
             )
         if self.broadcast:
-            self._check_method(process, ProcessFunction, "process", "(self, ctx, key, record)")
+            if self.batch_size is None:
+                self._check_method(process, ProcessFunction, "process", "(self, ctx, key, record)")
+            else:
+                self._check_method(process, BroadcastProcessFunction, "process_batch", "(self, ctx, records)")
             self._check_method(process, BroadcastProcessFunction, "process_broadcast", "(self, ctx, record)")
         else:
             self._check_method(process, CoProcessFunction, "process1", "(self, ctx, key, record)")
@@ -69,6 +78,8 @@ class Connected(Processing):
 
     def functions(self, process: Any) -> tuple[Callable[..., Any], ...]:
         if isinstance(process, BroadcastProcessFunction):
+            if self.batch_size is not None:
+                return process.process_batch, process.process_broadcast
             return process.process, process.process_broadcast
         if isinstance(process, CoProcessFunction):
             return process.process1, process.process2
@@ -88,10 +99,11 @@ class _BroadcastStage(ProcessStage):
         if context.epochs and context.index == 0:
             self._shared.saved_here()
         self._saves = context.epochs and context.index == 0
+        self._batch_size = operator.batch_size
 
     def expand(self, batch: Batch) -> Iterator[Batch]:
         if self.port == 0:
-            yield from super().expand(batch)
+            yield from super().expand(batch) if self._batch_size is None else self._batches(batch, self._batch_size)
             return
         assert isinstance(batch, list)
         process = self._functions[1]
@@ -111,6 +123,24 @@ class _BroadcastStage(ProcessStage):
                 shared.open = False
             if len(out) >= EXPAND_RECORDS_MAX:
                 yield from full_pieces(out)
+        yield from rest(out)
+
+    def _batches(self, batch: Batch, size: int) -> Iterator[Batch]:
+        """Calls the function with lists of records. When a call fails, all of its records do."""
+        assert isinstance(batch, KeyedBatch)
+        process, user, records = self._functions[0], self.user, batch.values
+        user.key = NO_KEY
+        out = user.emitted
+        for at in range(0, len(records), size):
+            some = records[at : at + size]
+            self._records = iter(records[at + size :])
+            try:
+                result = process(user, some)
+                if result is not None:
+                    yield from taken(result, out)
+            except BaseException as error:
+                self.errors.handle(some, of_no_list(error), len(some))
+            yield from full_pieces(out)
         yield from rest(out)
 
     def wants_whole(self) -> bool:

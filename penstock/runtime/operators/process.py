@@ -283,6 +283,11 @@ class BroadcastProcessFunction(ProcessFunction):
     another order to each task: where order matters, let the second stream have parallelism 1. Values must be replaced
     and not changed in place. The first task saves the map for all."""
 
+    def process_batch(self, ctx: ProcessContext, records: list[Any]) -> Iterable[Any] | None:
+        """Called for lists of records of the first input, when the operator was made by `process_batches`, in place of
+        `process`. There is no current key."""
+        raise NotImplementedError
+
     def process_broadcast(self, ctx: ProcessContext, record: Any) -> Iterable[Any] | None:
         """Called in every task for every record of the second input. There is no current key, so state and timers of
         a key raise an error. `ctx.state` has what `ctx.set` has set for the keys of the task, for reading."""

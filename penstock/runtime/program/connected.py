@@ -32,7 +32,8 @@ else:
 
 @checks_options
 class ConnectedStreams(Generic[K_co, T_co, V_co]):
-    """A stream with keys, and another one with keys or for all tasks. `process` makes an operator of them."""
+    """A stream with keys, and another one with keys or for all tasks. `process` or `process_batches` makes an
+    operator of them."""
 
     def __init__(self, first: KeyedStream[K_co, T_co], second: KeyedStream[Any, V_co] | Stream[V_co]) -> None:
         flow = first._stream._flow
@@ -89,6 +90,33 @@ class ConnectedStreams(Generic[K_co, T_co, V_co]):
             **options,
         )
         return warned_of_event_timers(operator, self._flow._add(operator, (self._first,), (self._second,)))
+
+    def process_batches(
+        self,
+        process: ProcessFunction | Callable[..., Iterable[Any] | None],
+        second: Callable[..., Iterable[Any] | None] | None = None,
+        *,
+        batch_size: int = 1024,
+        outputs: tuple[str, ...] = (),
+        **options: Unpack[Options],
+    ) -> Stream[Any]:
+        """What a function makes of lists of records of the first input, with a map that all tasks have alike: for a
+        model that takes many records at once, and that a record of the second input replaces.
+
+        The second input is for all tasks. Give a `penstock.BroadcastProcessFunction` with a method process_batch(self,
+        ctx, records), or fn(ctx, records) and fn(ctx, record), of which the second may change `ctx.broadcast`. Each
+        epoch saves this map. A list has the records that are ready, at most `batch_size`, in whatever order their keys
+        have; there is no current key, so there is no state of a key and no timer. When a call fails, all of its records
+        do."""
+        if not self._broadcast:
+            raise FlowError(
+                "process_batches() needs a second stream that is broadcast, a.connect(b.broadcast()): lists have "
+                "records of several keys, so there is no state of a key; for two streams with keys use process()"
+            )
+        if isinstance(process, ProcessFunction):
+            check_picklable(process, "process_batches")
+        operator = Connected(process, second, broadcast=True, batch_size=batch_size, outputs=outputs, **options)
+        return self._flow._add(operator, (self._first,), (self._second,))
 
 
 def check_same_flow(what: str, first: Stream[Any], second: Stream[Any]) -> None:

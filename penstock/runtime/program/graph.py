@@ -117,9 +117,9 @@ class Graph:
                 f"flow {self.name!r}: operator {name!r} gets records of broadcast() beside others, and its function is "
                 "an object of a class. What such an object keeps of a record, as of a rule or a new model, is in no "
                 "epoch: after a failure some tasks would continue without it. Connect the two streams: "
-                "records.key_by(...).connect(rules.broadcast()).process(...) with a penstock.BroadcastProcessFunction, "
-                "whose map ctx.broadcast is saved with each epoch. If the object keeps nothing of the records, give a "
-                "plain function that calls it"
+                "records.key_by(...).connect(rules.broadcast()).process(...), or for lists of records "
+                ".process_batches(...), with a penstock.BroadcastProcessFunction, whose map ctx.broadcast is saved "
+                "with each epoch. If the object keeps nothing of the records, give a plain function that calls it"
             )
         for name in self.dangling():
             raise FlowError(
