@@ -149,12 +149,14 @@ def _fullest(placed: Placement, graph: TrafficGraph) -> float:
 
 def _at(tasks: Bools, records: TrafficGraph) -> float:
     """Returns how many records a second these tasks take in and put out."""
+    records = records.pairs()
     starts = records.starts
     return float(tasks.repeat(starts[1:] - starts[:-1]) @ records.traffic)
 
 
 def _certain(records: TrafficGraph) -> bool:
     """Returns whether tasks exchange so many records that what was measured is not mostly chance."""
+    records = records.pairs()
     roots = float((records.traffic**0.5).sum())
     return roots <= _CHANCE * float(records.traffic.sum())
 

@@ -5,6 +5,8 @@ tasks evenly and consider neither traffic, nor the cost of tasks, nor where task
 T-Storm: it takes the busiest task first, and assigns each task to where it adds the least traffic between nodes.
 `metis` is the partitioner with which others are compared, from the optional package pymetis.
 
+None of these systems knows traffic of which each machine gets one copy, so they plan as if each task got its own.
+
 All functions are pure functions of a topology, whose graph has the job's tasks and no anchors, and of the nodes.
 """
 
@@ -151,7 +153,7 @@ def traffic_greedy(topology: Topology, nodes: Sequence[Node], *, factor: float =
     Nothing is moved again, so a task may find no room that other choices before would have left. Raises ValueError
     when a task may run on none of the nodes, or none of those has the memory left that it needs.
     """
-    graph = topology.graph
+    graph = topology.graph.pairs()
     size = np.array([node.workers for node in nodes], dtype=np.float64)
     memory = np.array([node.memory for node in nodes])
     most = shares(nodes) * graph.total_cpu * (1 + factor) * (1 + _EPSILON)
@@ -191,7 +193,7 @@ def traffic_greedy(topology: Topology, nodes: Sequence[Node], *, factor: float =
 def metis(topology: Topology, nodes: Sequence[Node], *, factor: float = 0.1, seed: int = 0) -> Placement:
     """Assigns tasks to nodes by METIS (see `metis_parts`), and the tasks of each node to its workers in turn. It
     ignores memory, and where tasks may run."""
-    return _in_turn(metis_parts(topology.graph, shares(nodes), factor, seed), nodes)
+    return _in_turn(metis_parts(topology.graph.pairs(), shares(nodes), factor, seed), nodes)
 
 
 def _in_turn(at: Ints, nodes: Sequence[Node]) -> Placement:
@@ -258,7 +260,7 @@ def turbostream(topology: Topology, nodes: Sequence[Node], *, factor: float = 0.
     """The paper's own scheduler: Algorithms 1 and 2 assign tasks to nodes, with the best of all thresholds of Algorithm
     1, and the tasks of a node go to its workers in turn. It considers neither memory nor where tasks may run. Its cost
     grows with the third power of the number of parents, up to 100."""
-    return _in_turn(papers(topology.graph, shares(nodes), factor), nodes)
+    return _in_turn(papers(topology.graph.pairs(), shares(nodes), factor), nodes)
 
 
 def all_of(topology: Topology, nodes: Sequence[Node], *, factor: float = 0.1) -> dict[str, Placement]:

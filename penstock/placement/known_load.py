@@ -13,17 +13,19 @@ from dataclasses import dataclass, replace
 
 from penstock.placement.monitor import AT_REST
 from penstock.placement.topology import Topology, of_plan
-from penstock.placement.traffic import TrafficEdge, TrafficGraph
+from penstock.placement.traffic import SharedTraffic, TrafficEdge, TrafficGraph
 from penstock.runtime.program.plan import Plan
 
 
 @dataclass(frozen=True)
 class KnownLoad:
     """Holds the load of each chain, in cores of speed 1, and what each two chains exchange, in the unit of
-    `Monitor.topology`. Chains go by their names."""
+    `Monitor.topology`. `shared` has what the tasks of the first of two chains send to all tasks of the second one, once
+    and not for each receiver. Chains go by their names."""
 
     load: dict[str, float]
     traffic: dict[tuple[str, str], float]
+    shared: dict[tuple[str, str], float]
 
     @classmethod
     def of(cls, plan: Plan, measured: Topology) -> KnownLoad:
@@ -39,7 +41,10 @@ class KnownLoad:
                 if chain <= other:  # the rows have each edge twice; those between tasks of one chain count as one
                     half = 2 if chain == other else 1
                     traffic[names[chain], names[other]] += float(graph.traffic[place]) / half
-        return cls(dict(load), dict(traffic))
+        shared: dict[tuple[str, str], float] = defaultdict(float)
+        for one in graph.shared:
+            shared[_chains(one, measured, names)] += one.traffic
+        return cls(dict(load), dict(traffic), dict(shared))
 
     def topology(self, plan: Plan) -> Topology | None:
         """Returns the topology of a plan as it was measured, or None when the plan has other chains."""
@@ -56,13 +61,19 @@ class KnownLoad:
                     edges.append((task, other, (names[first], names[second])))
         counts = Counter(pair for _, _, pair in edges)
         divided: list[TrafficEdge] = [(a, b, self.traffic.get(pair, 0.0) / counts[pair]) for a, b, pair in edges]
+        senders = Counter(_chains(one, shape, names) for one in graph.shared)
+        shared = []
+        for one in graph.shared:
+            ends = _chains(one, shape, names)
+            shared.append(SharedTraffic(one.tasks, self.shared.get(ends, 0.0) / senders[ends]))
         tasks = Counter(at)
         load = [AT_REST + self.load[names[chain]] / tasks[chain] for chain in at]
-        return replace(shape, graph=TrafficGraph.of(len(shape), divided, cpu=load))
+        return replace(shape, graph=TrafficGraph.of(len(shape), divided, cpu=load, shared=shared))
 
     def dumps(self) -> str:
         """Returns the same as text."""
-        return json.dumps({"load": self.load, "traffic": [[*pair, size] for pair, size in self.traffic.items()]})
+        traffic, shared = ([[*pair, size] for pair, size in sizes.items()] for sizes in (self.traffic, self.shared))
+        return json.dumps({"load": self.load, "traffic": traffic, "shared": shared})
 
     @classmethod
     def loads(cls, text: str) -> KnownLoad | None:
@@ -70,4 +81,11 @@ class KnownLoad:
         if not text:
             return None
         found = json.loads(text)
-        return cls(found["load"], {(one, other): size for one, other, size in found["traffic"]})
+        traffic, shared = ({(one, other): size for one, other, size in found[which]} for which in ("traffic", "shared"))
+        return cls(found["load"], traffic, shared)
+
+
+def _chains(shared: SharedTraffic, topology: Topology, names: list[str]) -> tuple[str, str]:
+    """Returns the names of the chains of the sender and of the receivers."""
+    sender, receiver = (names[topology.components[task]] for task in shared.tasks[:2])
+    return sender, receiver

@@ -1,12 +1,12 @@
 """Measures what the tasks of a running job use and send (docs/papers.md: T12): turns the counters of workers into a
 graph for planning.
 
-Workers count anyway: each channel counts its records, bytes and messages, and each task its processor time, the time
-for which its functions wait, and the processor time of threads that its functions have started
-(`runtime/worker/processor_time.py`). So measuring costs only a question once in each period. The load of a task is what
-it takes from other tasks: its processor time, and the time for which it waits, because its worker has only one thread.
-A function usually waits for its threads, so of their processor time and the time that it waits only the greater one
-counts. The time for which the worker waits for a core is no load of its tasks.
+Workers count anyway: each log counts its records, bytes and messages once, however many tasks receive them, and each
+task counts its processor time, the time for which its functions wait, and the processor time of threads that its
+functions have started (`runtime/worker/processor_time.py`). So measuring costs only a question once in each period.
+The load of a task is what it takes from other tasks: its processor time, and the time for which it waits, because its
+worker has only one thread. A function usually waits for its threads, so of their processor time and the time that it
+waits only the greater one counts. The time for which the worker waits for a core is no load of its tasks.
 
 There are the rates of the last period, and smoothed rates, with a weight that halves in `half_life_s`: one odd period
 moves no task, and a lasting change is most of the figure after two half-lives.
@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from operator import mul
+from operator import add, mul
 from typing import Any
 
 import numpy as np
 
 from penstock.placement.topology import Topology, of_plan
-from penstock.placement.traffic import Floats, TrafficGraph
+from penstock.placement.traffic import Floats, SharedTraffic, TrafficEdge, TrafficGraph
 from penstock.runtime.program.plan import Plan
 
 #: The cores that each task counts in addition to its load, so that tasks that do nothing yet are assigned
@@ -40,6 +40,9 @@ RECORD_BYTES = 100.0
 #: Records, bytes and messages a second.
 _Rates = tuple[float, float, float]
 
+#: The tasks that receive what a log has.
+_Targets = tuple[int, ...]
+
 
 @dataclass
 class _Seen:
@@ -48,18 +51,27 @@ class _Seen:
     generation: int
     at_ns: int
     used_ns: tuple[int, int, int]  # its processor time, the time that it waits, the processor time of its threads
-    sent: dict[int, tuple[int, int, int]]
+    sent: dict[_Targets, tuple[int, int, int]]
     used: tuple[float, float, float] = (0.0, 0.0, 0.0)  # the same, in seconds a second
     queued: float = 0.0
-    rates: dict[int, _Rates] = field(default_factory=dict)  # by target task
+    rates: dict[_Targets, _Rates] = field(default_factory=dict)
     spans: int = 0  # that the rates are of
     used_now: tuple[float, float, float] = (0.0, 0.0, 0.0)  # in the last period alone
-    rates_now: dict[int, _Rates] = field(default_factory=dict)
+    rates_now: dict[_Targets, _Rates] = field(default_factory=dict)
 
     def load(self, speed: float, *, smooth: bool) -> float:
         """Returns the task's load in cores of speed 1, when it runs on a core of this speed."""
         cpu, waits, threads = self.used if smooth else self.used_now
         return cpu * speed + max(waits, threads * speed)
+
+    def by_target(self) -> dict[int, _Rates]:
+        """Returns what each task receives from this one, smoothed."""
+        found: dict[int, _Rates] = {}
+        for targets, rates in self.rates.items():
+            for target in targets:
+                records, size, messages = map(add, rates, found.get(target, (0.0, 0.0, 0.0)))
+                found[target] = records, size, messages
+        return found
 
 
 class Monitor:
@@ -73,7 +85,11 @@ class Monitor:
         """Takes a worker's report: its clock, and its tasks as `RunLoop.traffic` describes them."""
         for task in tasks:
             number, generation = task["number"], task["generation"]
-            sent = {target: (*counts,) for target, *counts in task["sent"] if target is not None}
+            sent: dict[_Targets, tuple[int, int, int]] = {}
+            for receivers, *counts in task["sent"]:
+                targets = tuple(target for target in receivers if target is not None)
+                records, size, messages = map(add, counts, sent.get(targets, (0, 0, 0)))
+                sent[targets] = records, size, messages
             before = self._seen.get(number)
             used_ns = task["cpu_ns"], task["waits_ns"], task["threads_ns"]
             now = _Seen(generation, at_ns, used_ns, sent)
@@ -97,19 +113,19 @@ class Monitor:
         now.queued = before.queued + new * (queued - before.queued)
         rates = {}
         now.rates_now = {}
-        for target in now.sent.keys() | before.rates.keys():
-            counts = now.sent.get(target, (0, 0, 0))
-            counts_before = before.sent.get(target, (0, 0, 0))
+        for targets in now.sent.keys() | before.rates.keys():
+            counts = now.sent.get(targets, (0, 0, 0))
+            counts_before = before.sent.get(targets, (0, 0, 0))
             if counts[0] < counts_before[0]:  # a migration gives a task new channels
                 counts_before = (0, 0, 0)
-            was = before.rates.get(target, (0.0, 0.0, 0.0))
+            was = before.rates.get(targets, (0.0, 0.0, 0.0))
             records, size, messages = (
                 max(0, count - count_before) / seconds
                 for count, count_before in zip(counts, counts_before, strict=True)
             )
-            is_ = now.rates_now[target] = records, size, messages
+            is_ = now.rates_now[targets] = records, size, messages
             records, size, messages = (old + new * (rate - old) for old, rate in zip(was, is_, strict=True))
-            rates[target] = records, size, messages
+            rates[targets] = records, size, messages
         now.rates = rates
 
     def ready(self, plan: Plan) -> bool:
@@ -134,7 +150,7 @@ class Monitor:
                 "queued": seen.queued,
                 "sent": {
                     names[target]: {"records_per_s": records, "bytes_per_s": size, "messages_per_s": messages}
-                    for target, (records, size, messages) in sorted(seen.rates.items())
+                    for target, (records, size, messages) in sorted(seen.by_target().items())
                     if target in names
                 },
             }
@@ -169,10 +185,14 @@ class Monitor:
     def _graph(self, plan: Plan, weights: _Rates, cpu: Floats | None, *, smooth: bool) -> TrafficGraph:
         """Returns the graph whose traffic is the sum of records, bytes and messages with these weights."""
         number = {task.number: place for place, task in enumerate(plan.tasks)}
-        edges = [
-            (number[task], number[target], sum(map(mul, weights, rates)))
-            for task, seen in self._seen.items()
-            for target, rates in (seen.rates if smooth else seen.rates_now).items()
-            if task in number and target in number
-        ]
-        return TrafficGraph.of(len(plan.tasks), edges, cpu=cpu)
+        edges: list[TrafficEdge] = []
+        shared: list[SharedTraffic] = []
+        for task, seen in self._seen.items():
+            for targets, rates in (seen.rates if smooth else seen.rates_now).items():
+                there = [number[target] for target in targets if target in number]
+                traffic = sum(map(mul, weights, rates))
+                if task in number and len(there) == 1:
+                    edges.append((number[task], there[0], traffic))
+                elif task in number and there:
+                    shared.append(SharedTraffic((number[task], *there), traffic))
+        return TrafficGraph.of(len(plan.tasks), edges, cpu=cpu, shared=shared)

@@ -10,6 +10,11 @@ more inside. It also begins with the plan that counts all hops alike. `placement
 The result must cost no more than these two plans, as far as they keep the balance, and must never be worse than that of
 the paper's own algorithm where that one keeps the balance. For up to 150 tasks the paper's result is one of the
 beginnings of the search. For more tasks it costs too much, and only parents begin with it.
+
+The searches know edges between two tasks only, and what a task sends to all tasks of an operator is none
+(`SharedTraffic`). A job with such traffic is planned twice: as if each receiver got a copy of its own, which draws the
+receivers to their senders, and without this traffic, which is best when the receivers are everywhere in any case. Of
+these two plans, of the running placement and of tasks assigned in turn, the one that costs least in truth is taken.
 """
 
 from __future__ import annotations
@@ -20,9 +25,11 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.placement.balance import Infeasible, Limits, limits_of, pack
+from penstock.placement.baselines import in_turn
 from penstock.placement.hop_costs import NODE_COST
 from penstock.placement.multilevel import Workers, partition, partition_over_nodes
 from penstock.placement.placement import Placement, shares, speeds, workers_of
+from penstock.placement.refinement import NodePartition
 from penstock.placement.relabel import relabelled
 from penstock.placement.traffic import Ints, Node, TrafficGraph
 
@@ -47,18 +54,79 @@ def plan(
     nodes have too little memory."""
     count = len(graph) if tasks is None else tasks
     workers = workers_of(nodes)
+    if graph.shared:
+        views = (graph.pairs(), replace(graph, shared=()))
+        begun = [_searched(view, nodes, factor, node_cost, seed, count, running) for view in views]
+        worker_of = _cheapest(graph, nodes, factor, node_cost, begun, count, running)[:count]
+    else:
+        worker_of = _searched(graph, nodes, factor, node_cost, seed, count, running)[:count]
+    found = Placement(tuple(nodes), workers, tuple(worker_of.tolist()))
+    return found if running is None else relabelled(running, found, keep_nodes=graph.allowed is not None)
+
+
+def _searched(
+    graph: TrafficGraph,
+    nodes: Sequence[Node],
+    factor: float,
+    node_cost: float,
+    seed: int,
+    count: int,
+    running: Placement | None,
+) -> Ints:
+    """Returns the worker of each task and of each anchor, for a graph without shared traffic. The parameters are those
+    of `plan`."""
+    workers = workers_of(nodes)
     node_of, worker_of = node_by_node(graph, nodes, factor=factor, seed=seed, tasks=count, running=running)
+    found = _with_anchors(graph, worker_of, node_of, workers)
     if 1 < len(nodes) < len(workers):
-        starts = [_with_anchors(graph, worker_of, node_of, workers)]
+        starts = [found]
         alike = all_hops_alike(graph, nodes, factor, seed)
         if alike is not None:
             starts.append(alike)
         if running is not None:
             starts.append(_with_anchors(graph, running.worker_of, node_of, workers))
         at = Workers(np.array(workers), node_limits(graph, nodes, factor), speeds(nodes, workers))
-        worker_of = partition_over_nodes(graph, at, factor, node_cost, seed=seed, starts=starts)[:count]
-    found = Placement(tuple(nodes), workers, tuple(worker_of.tolist()))
-    return found if running is None else relabelled(running, found, keep_nodes=graph.allowed is not None)
+        found = partition_over_nodes(graph, at, factor, node_cost, seed=seed, starts=starts)
+    return found
+
+
+def _cheapest(
+    graph: TrafficGraph,
+    nodes: Sequence[Node],
+    factor: float,
+    node_cost: float,
+    begun: Sequence[Ints],
+    tasks: int,
+    running: Placement | None,
+) -> Ints:
+    """Returns the placement of tasks and anchors that costs least, of those that keep the balance best: one of `begun`,
+    the running one, or that of tasks assigned in turn."""
+    workers = np.array(workers_of(nodes))
+    known = [_all_in_turn(nodes, tasks)] if running is None else [_all_in_turn(nodes, tasks), running.worker_of]
+    anchors = begun[0][tasks:]
+    candidates = [*begun, *(np.concatenate([places, anchors]) for places in known)]
+    if graph.allowed is not None:
+        everyone = np.arange(len(graph))
+        candidates = [places for places in candidates if graph.allowed[everyone, workers[places]].all()]
+    fair = speeds(nodes, workers.tolist()) / speeds(nodes, workers.tolist()).sum()
+    room = np.full(len(workers), np.inf)
+    anywhere = graph.anywhere()
+    even = limits_of(anywhere, fair, factor, room, pack(anywhere, fair, room))
+    most = Limits(np.maximum(even.cpu, graph.loads(candidates[0], len(workers))), room)
+    on_nodes = node_limits(graph, nodes, factor)
+
+    def badness(places: Ints) -> tuple[float, float]:
+        return NodePartition(graph, most, places, workers, on_nodes, node_cost).badness
+
+    return min(candidates, key=badness)
+
+
+def _all_in_turn(nodes: Sequence[Node], tasks: int) -> Ints:
+    """Returns the worker of each task when tasks are assigned in turn, with the workers of each node numbered
+    consecutively."""
+    found = in_turn(tasks, nodes)
+    names = np.argsort(np.argsort(found.workers, kind="stable"))
+    return names[found.worker_of].astype(np.int64)
 
 
 def node_by_node(

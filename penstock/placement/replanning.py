@@ -299,9 +299,9 @@ def _mixed(one: TrafficGraph, other: TrafficGraph, new: float) -> TrafficGraph:
         for graph, part in parts
         for a, b, size in zip(graph.vertices.tolist(), graph.neighbours.tolist(), graph.traffic.tolist(), strict=True)
     ]
-    return TrafficGraph.of(
-        len(one), edges, cpu=(1 - new) * one.cpu + new * other.cpu, memory=one.memory, allowed=other.allowed
-    )
+    shared = [replace(each, traffic=part * each.traffic) for graph, part in parts for each in graph.shared]
+    cpu = (1 - new) * one.cpu + new * other.cpu
+    return TrafficGraph.of(len(one), edges, cpu=cpu, memory=one.memory, allowed=other.allowed, shared=shared)
 
 
 def _other_traffic(before: TrafficGraph, now: TrafficGraph, by: float) -> float:
@@ -312,6 +312,7 @@ def _other_traffic(before: TrafficGraph, now: TrafficGraph, by: float) -> float:
 
 def _difference(one: TrafficGraph, other: TrafficGraph) -> float:
     """Returns by how much the traffic of two graphs of the same tasks differs, over all edges."""
+    one, other = one.pairs(), other.pairs()
     keys = [graph.vertices * len(one) + graph.neighbours for graph in (one, other)]
     every = np.union1d(*keys)
     traffic = np.zeros((2, len(every)))

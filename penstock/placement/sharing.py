@@ -39,8 +39,9 @@ def shared(
     workers = sum(even)
     if len(even) < 2 or workers == len(even) or any(count > room for count, room in zip(even, rooms, strict=True)):
         return even
-    found = partition(graph.anywhere(), np.full(workers, 1 / workers), FACTOR, quick=True)
-    contents = replace(graph.anywhere().merged(found, workers), cpu=np.ones(workers), memory=np.ones(workers))
+    pairs = graph.anywhere().pairs()
+    found = partition(pairs, np.full(workers, 1 / workers), FACTOR, quick=True)
+    contents = replace(pairs.merged(found, workers), cpu=np.ones(workers), memory=np.ones(workers))
     start = np.repeat(np.arange(len(even)), even)
     try:
         at = partition(

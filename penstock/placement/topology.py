@@ -2,7 +2,8 @@
 
 `of_plan` is the paper's off-line mode (docs/papers.md: T11): nothing has been measured yet, so traffic follows from the
 data dependencies alone. Each source emits one unit, each operator as much as it receives, and an exchange divides it
-among its receivers by its grouping. Measured figures (`placement/monitor.py`) replace these as soon as there are any.
+among its receivers by its grouping, or sends all of it to each of them, which is shared traffic. Measured figures
+(`placement/monitor.py`) replace these as soon as there are any.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.placement.traffic import TrafficEdge, TrafficGraph
+from penstock.placement.traffic import SharedTraffic, TrafficEdge, TrafficGraph
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.program.plan import Exchange, Plan
 
@@ -35,20 +36,22 @@ def of_plan(plan: Plan) -> Topology:
     number = {task.number: position for position, task in enumerate(plan.tasks)}
     out = _rates(plan)
     edges: list[TrafficEdge] = []
+    shared: list[SharedTraffic] = []
     for exchange in plan.exchanges:
         for sender in range(exchange.senders):
-            targets = exchange.targets(sender)
-            each = out[exchange.source] / exchange.senders
-            if not isinstance(exchange.grouping, All):
-                each /= max(1, len(targets))
+            targets = [number[plan.task(exchange.target, target).number] for target in exchange.targets(sender)]
+            sent = out[exchange.source] / exchange.senders
             here = number[plan.task(exchange.source, sender).number]
-            edges += [(here, number[plan.task(exchange.target, target).number], each) for target in targets]
+            if isinstance(exchange.grouping, All) and len(targets) > 1:
+                shared.append(SharedTraffic((here, *targets), sent))
+            else:
+                edges += [(here, target, sent / len(targets)) for target in targets]
     inputs = {
         chain.index: tuple(sorted({e.source for e in plan.exchanges if e.target == chain.index}))
         for chain in plan.chains
     }
     return Topology(
-        TrafficGraph.of(len(plan.tasks), edges),
+        TrafficGraph.of(len(plan.tasks), edges, shared=shared),
         tuple(task.chain for task in plan.tasks),
         inputs,
         tuple(plan.task_name(task) for task in plan.tasks),
@@ -59,12 +62,12 @@ def with_data(plan: Plan, topology: Topology, places: Mapping[str, int]) -> Traf
     """Returns the topology's graph with an anchor for the data of each split that says where its data lies. The traffic
     between the anchor and the task is what the source sends, divided by the weights of its splits. `places` maps each
     name that splits may use to a node. The anchors are numbered after the tasks."""
-    graph = topology.graph
+    graph, copies = topology.graph, topology.graph.pairs()
     anchors: list[tuple[int, int, float]] = []
     for task, name in enumerate(plan.tasks):
         splits = plan.chains[name.chain].splits
         mine = splits[name.index] if name.index < len(splits) else []
-        sent = float(graph.traffic[graph.starts[task] : graph.starts[task + 1]].sum())
+        sent = float(copies.traffic[copies.starts[task] : copies.starts[task + 1]].sum())
         weight = sum(split.weight for split in mine) or 1.0
         anchors += [
             (task, places[split.near], sent * split.weight / weight)

@@ -5,6 +5,9 @@ what crosses between two places, whichever way it goes. Where tasks may run is p
 nodes only, and an *anchor* is a task without weight that stands for something outside of the job, such as the data that
 a source reads: it is pinned to its node, so that what reads much of it is drawn there (docs/papers.md: T10 and beyond).
 
+What a task sends to all tasks of an operator is no edge between two tasks: one copy goes to each worker, and one to
+each node, however many of the receivers are there (docs/papers.md: W2). Such traffic is a hyperedge, `SharedTraffic`.
+
 Units are the caller's, as long as they are the same throughout: CPU in cores of speed 1, memory in bytes, traffic in
 bytes or records a second.
 """
@@ -47,9 +50,18 @@ class Node:
 
 
 @dataclass(frozen=True)
+class SharedTraffic:
+    """Traffic of which each place gets one copy: `tasks` are the sender and then the receivers, without repetition."""
+
+    tasks: tuple[int, ...]
+    traffic: float
+
+
+@dataclass(frozen=True)
 class TrafficGraph:
     """See the module's docstring. The neighbours of task v are `neighbours[starts[v]:starts[v + 1]]`, in ascending
-    order, and `traffic` at the same places; both directions hold the same figure, and nothing is its own neighbour."""
+    order, and `traffic` at the same places; both directions hold the same figure, and nothing is its own neighbour.
+    These are the edges between two tasks; `shared` has the hyperedges."""
 
     starts: Ints  # (tasks + 1,)
     neighbours: Ints  # (2 * edges,)
@@ -57,6 +69,7 @@ class TrafficGraph:
     cpu: Floats  # (tasks,)
     memory: Floats  # (tasks,)
     allowed: Bools | None = None  # (tasks, nodes): where each may run; None: anywhere
+    shared: tuple[SharedTraffic, ...] = ()
 
     @classmethod
     def of(
@@ -67,9 +80,11 @@ class TrafficGraph:
         cpu: Sequence[float] | Floats | None = None,
         memory: Sequence[float] | Floats | None = None,
         allowed: Bools | None = None,
+        shared: Iterable[SharedTraffic] = (),
     ) -> TrafficGraph:
-        """Makes a graph of `tasks` tasks. Edges between the same two tasks, in either direction, are added up. Without
-        `cpu` every task weighs 1; without `memory` every task needs 0 bytes."""
+        """Makes a graph of `tasks` tasks. Edges between the same two tasks, in either direction, are added up, and so
+        are hyperedges of the same tasks. Without `cpu` every task weighs 1; without `memory` every task needs 0
+        bytes."""
         listed = list(edges)
         ends = np.array([edge[:2] for edge in listed], dtype=np.int64).reshape(-1, 2)
         weight = np.array([edge[2] for edge in listed], dtype=np.float64)
@@ -82,7 +97,7 @@ class TrafficGraph:
         for name, values in (("cpu", weights), ("memory", bytes_)):
             if values.shape != (tasks,) or (values < 0).any() or not np.isfinite(values).all():
                 raise ValueError(f"{name} must be {tasks} figures of 0 or more")
-        return cls(*_rows(tasks, ends[:, 0], ends[:, 1], weight), weights, bytes_, allowed)
+        return cls(*_rows(tasks, ends[:, 0], ends[:, 1], weight), weights, bytes_, allowed, _added_up(shared))
 
     def __len__(self) -> int:
         return len(self.cpu)
@@ -94,8 +109,9 @@ class TrafficGraph:
 
     @cached_property
     def total_traffic(self) -> float:
-        """Returns the traffic over all edges, each counted once."""
-        return float(self.traffic.sum()) / 2
+        """Returns the traffic that would cross if each task were at a place of its own."""
+        copies = sum(one.traffic * (len(one.tasks) - 1) for one in self.shared)
+        return float(self.traffic.sum()) / 2 + copies
 
     @cached_property
     def vertices(self) -> Ints:
@@ -111,9 +127,35 @@ class TrafficGraph:
 
     def edge_cut(self, places: npt.ArrayLike) -> float:
         """Returns the edge cut: the traffic between tasks at different places. `places[v]` is any number that names the
-        place of v."""
+        place of v. Of shared traffic a copy goes to each place besides the sender's that has a receiver."""
         at = np.asarray(places)
-        return float(self.traffic[at[self.vertices] != at[self.neighbours]].sum()) / 2
+        return float(self.traffic[at[self.vertices] != at[self.neighbours]].sum()) / 2 + self._copies(at)
+
+    def _copies(self, at: npt.NDArray[Any]) -> float:
+        """Returns the shared traffic between different places."""
+        if not self.shared:
+            return 0.0
+        _, place = np.unique(at, return_inverse=True)
+        edges, tasks, traffic = self._ends_of_shared
+        count = len(self) + 1
+        reached = np.unique(edges * count + place.reshape(-1)[tasks]) // count
+        return float((traffic * (np.bincount(reached, minlength=len(traffic)) - 1)).sum())
+
+    @cached_property
+    def _ends_of_shared(self) -> tuple[Ints, Ints, Floats]:
+        """Returns the hyperedge and the task of each end of a hyperedge, and the traffic of each hyperedge."""
+        edges = np.repeat(np.arange(len(self.shared)), [len(one.tasks) for one in self.shared])
+        tasks = np.array([task for one in self.shared for task in one.tasks], dtype=np.int64)
+        return edges, tasks, np.array([one.traffic for one in self.shared], dtype=np.float64)
+
+    def pairs(self) -> TrafficGraph:
+        """Returns the same traffic as edges between two tasks only, as if each receiver got a copy of its own. Searches
+        that know only edges use it; what a placement costs is more in it than in truth."""
+        if not self.shared:
+            return self
+        edges = [(one.tasks[0], task, one.traffic) for one in self.shared for task in one.tasks[1:]]
+        others = TrafficGraph.of(len(self), edges)
+        return replace(self, shared=()).plus(others, 1.0)
 
     def hop_cost(self, workers: npt.ArrayLike, nodes: npt.ArrayLike, node_cost: float) -> float:
         """Returns the traffic between workers of a node, and `node_cost` times the traffic between nodes. `workers[v]`
@@ -137,6 +179,7 @@ class TrafficGraph:
             _summed(parents, self.cpu, count),
             _summed(parents, self.memory, count),
             allowed,
+            _renamed(self.shared, parents),
         )
 
     def part(self, tasks: Ints) -> TrafficGraph:
@@ -146,9 +189,8 @@ class TrafficGraph:
         a, b = number[self.vertices], number[self.neighbours]
         inside = (a >= 0) & (b >= 0)
         rows = _rows(len(tasks), a[inside], b[inside], self.traffic[inside] / 2)
-        return TrafficGraph(
-            *rows, self.cpu[tasks], self.memory[tasks], None if self.allowed is None else self.allowed[tasks]
-        )
+        allowed = None if self.allowed is None else self.allowed[tasks]
+        return TrafficGraph(*rows, self.cpu[tasks], self.memory[tasks], allowed, _renamed(self.shared, number))
 
     def with_anchors(self, anchors: Iterable[tuple[int, int, float]], nodes: int) -> TrafficGraph:
         """Returns the graph with an anchor for each (task, node, traffic): what the task reads or writes at a node. The
@@ -169,7 +211,8 @@ class TrafficGraph:
             np.concatenate([self.traffic / 2, [edge[2] for edge in edges]]),
         )
         nothing = np.zeros(len(drawn))
-        return TrafficGraph(*rows, np.concatenate([self.cpu, nothing]), np.concatenate([self.memory, nothing]), allowed)
+        cpu, memory = (np.concatenate([values, nothing]) for values in (self.cpu, self.memory))
+        return TrafficGraph(*rows, cpu, memory, allowed, self.shared)
 
     def plus(self, other: TrafficGraph, times: float) -> TrafficGraph:
         """Returns the graph of the same tasks with the traffic of another graph of them added, so many times."""
@@ -179,11 +222,31 @@ class TrafficGraph:
             np.concatenate([self.neighbours, other.neighbours]),
             np.concatenate([self.traffic / 2, times * other.traffic / 2]),
         )
-        return TrafficGraph(*rows, self.cpu, self.memory, self.allowed)
+        shared = _added_up([*self.shared, *(replace(one, traffic=times * one.traffic) for one in other.shared)])
+        return TrafficGraph(*rows, self.cpu, self.memory, self.allowed, shared)
 
     def anywhere(self) -> TrafficGraph:
         """Returns the same tasks without any restriction on where they run."""
         return replace(self, allowed=None)
+
+
+def _added_up(shared: Iterable[SharedTraffic]) -> tuple[SharedTraffic, ...]:
+    """Returns the hyperedges that connect several tasks. Those of the same tasks are added up."""
+    traffic: dict[tuple[int, ...], float] = {}
+    for one in shared:
+        if len(one.tasks) > 1:
+            traffic[one.tasks] = traffic.get(one.tasks, 0.0) + one.traffic
+    return tuple(SharedTraffic(tasks, sum_) for tasks, sum_ in traffic.items())
+
+
+def _renamed(shared: Iterable[SharedTraffic], names: Ints) -> tuple[SharedTraffic, ...]:
+    """Returns the hyperedges with `names[v]` for each task v. A receiver whose name is below 0 is left out, and so is
+    all that such a sender sends."""
+    return _added_up(
+        SharedTraffic(tuple(dict.fromkeys(name for name in names[list(one.tasks)].tolist() if name >= 0)), one.traffic)
+        for one in shared
+        if names[one.tasks[0]] >= 0
+    )
 
 
 def _summed(places: Ints, values: Floats, count: int) -> Floats:

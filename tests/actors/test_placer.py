@@ -104,7 +104,7 @@ def says(
             "threads_ns": 0,
             "queued": 0,
             "latency_us": {} if latency_us is None else {latency_us: 100},
-            "sent": [(b, second, second * size, second) for (a, b), size in traffic.items() if a == task.number],
+            "sent": [([b], second, second * size, second) for (a, b), size in traffic.items() if a == task.number],
         }
         for task in plan.tasks
     ]
@@ -262,8 +262,8 @@ def test_messages_count_in_plans() -> None:
     for second in range(2):
         (report,) = says(plan, {}, second)
         report.tasks[0]["sent"] = [
-            (2, 100 * second, 9_000 * second, 100 * second),
-            (4, 100 * second, 9_000 * second, 1),
+            ([2], 100 * second, 9_000 * second, 100 * second),
+            ([4], 100 * second, 9_000 * second, 1),
         ]
         placer.look(plan, placed, [report])
     (seen,) = used

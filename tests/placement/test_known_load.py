@@ -39,7 +39,7 @@ def watched(plan: Plan) -> KnownLoad:
                     "waits_ns": 0,
                     "threads_ns": 0,
                     "queued": 0,
-                    "sent": [(target, 0, second * (1_000 if chain == 0 else 10), 0) for target in targets],
+                    "sent": [([target], 0, second * (1_000 if chain == 0 else 10), 0) for target in targets],
                 }
                 for number in numbers
             ]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.placement.adoption import AdoptionOptions, cost, decide, overload, resting
+from penstock.placement.known_load import KnownLoad
 from penstock.placement.monitor import RECORD_BYTES, Monitor
 from penstock.placement.placement import Placement, workers_of
 from penstock.placement.planner import plan as planned
@@ -39,7 +40,7 @@ def says(number: int, cpu_s: float = 0.0, sent: dict[int, tuple[int, int]] | Non
         "waits_ns": 0,
         "threads_ns": 0,
         "queued": 0,
-        "sent": [(target, *counts, counts[0] // 10) for target, counts in (sent or {}).items()],
+        "sent": [([target], *counts, counts[0] // 10) for target, counts in (sent or {}).items()],
         **more,
     }
 
@@ -54,6 +55,25 @@ def test_rates_are_what_changed_between_two_looks() -> None:
     assert graph.cpu.tolist() == pytest.approx([0.51, 0.01, 0.01, 0.01]), "cores, and what any task weighs"
     assert graph.total_traffic == pytest.approx(2_000 + RECORD_BYTES * 100)
     assert graph.edge_cut([0, 1, 0, 1]) == pytest.approx(0)
+
+
+def test_what_goes_to_all_tasks_is_measured_once() -> None:
+    flow = Flow("all", chaining=False)
+    flow.read(Memory([1]), name="in", parallelism=1).broadcast().write(Null(), name="out", parallelism=3)
+    plan, monitor = flow.plan(2), Monitor(half_life_s=5)
+    for second in range(2):
+        sent = [([1, 2, 3], second, second * 900, second)]
+        monitor.take(second * S, [says(0) | {"sent": sent}, says(1), says(2), says(3)])
+    graph = monitor.topology(plan).graph
+    assert graph.edge_cut([0, 1, 1, 1]) == pytest.approx(1_000), "one copy to the other node"
+    assert graph.edge_cut([0, 0, 1, 2]) == pytest.approx(2_000)
+    assert graph.total_traffic == pytest.approx(3_000)
+    assert set(monitor.told(plan)[0]["sent"]) == {"out[0]", "out[1]", "out[2]"}
+    known = KnownLoad.of(plan, monitor.topology(plan))
+    assert KnownLoad.loads(known.dumps()) == known
+    again = known.topology(plan)
+    assert again is not None
+    assert again.graph.edge_cut([0, 1, 1, 1]) == pytest.approx(1_000)
 
 
 def test_messages_are_counted_apart_from_records() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.placement.placement import Placement, shares, spread, workers_of
-from penstock.placement.traffic import Node, TrafficEdge, TrafficGraph
+from penstock.placement.traffic import Node, SharedTraffic, TrafficEdge, TrafficGraph
 
 TASKS = 9
 EDGES = st.lists(
@@ -67,6 +67,41 @@ def test_a_part_has_the_edges_inside(edges: list[TrafficEdge], some: set[int], p
     inside = [edge for edge in edges if edge[0] in some and edge[1] in some]
     assert part.edge_cut([places[v] for v in listed]) == crossing(inside, places)
     assert part.cpu.tolist() == listed
+
+
+SHARED = st.lists(
+    st.builds(
+        SharedTraffic,
+        st.lists(st.integers(0, TASKS - 1), min_size=1, max_size=5, unique=True).map(tuple),
+        st.integers(0, 9).map(float),
+    ),
+    max_size=6,
+)
+
+
+def copies(shared: list[SharedTraffic], places: list[int]) -> float:
+    return sum(one.traffic * (len({places[task] for task in one.tasks}) - 1) for one in shared)
+
+
+@given(EDGES, SHARED, PLACES, PLACES)
+def test_shared_traffic_crosses_once_to_each_other_place(
+    edges: list[TrafficEdge], shared: list[SharedTraffic], places: list[int], parents: list[int]
+) -> None:
+    graph = TrafficGraph.of(TASKS, edges, shared=shared)
+    assert graph.edge_cut(places) == crossing(edges, places) + copies(shared, places)
+    assert graph.total_traffic == graph.edge_cut(range(TASKS)) == graph.pairs().total_traffic
+    assert graph.edge_cut(places) <= graph.pairs().edge_cut(places)
+    of_tasks = [places[parent] for parent in parents]
+    assert graph.merged(np.array(parents), 4).edge_cut(places[:4]) == graph.edge_cut(of_tasks)
+    assert graph.plus(graph, 2.0).edge_cut(places) == 3 * graph.edge_cut(places)
+    assert graph.with_anchors([(0, 1, 0.0)], 4).edge_cut([*places, 1]) == graph.edge_cut(places)
+    listed = list(range(0, TASKS, 2))[::-1]
+    inside = [
+        SharedTraffic(tuple(v for v in one.tasks if v % 2 == 0), one.traffic) for one in shared if not one.tasks[0] % 2
+    ]
+    kept = [edge for edge in edges if edge[0] % 2 == edge[1] % 2 == 0]
+    expected = crossing(kept, places) + copies(inside, places)
+    assert graph.part(np.array(listed)).edge_cut([places[v] for v in listed]) == expected
 
 
 def test_an_anchor_stands_for_what_is_outside_and_stays_where_it_is() -> None:

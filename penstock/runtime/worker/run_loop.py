@@ -203,8 +203,9 @@ class RunLoop:
     def traffic(self) -> list[dict[str, Any]]:
         """Returns what placement needs to know of each task, counted since the task was built: how long it ran, the
         processor time of this, how long its functions waited, the processor time of their threads, how many records
-        wait for it, and what it has sent to each other task, as (task, records, bytes, messages). A task that sends
-        nothing says how old its records were lately when they were processed (us, a sparse histogram)."""
+        wait for it, and what each of its logs has sent, as (receiving tasks, records, bytes, messages). This is counted
+        once, however many tasks receive it. A task that sends nothing says how old its records were lately when they
+        were processed (us, a sparse histogram)."""
         self._divide_time()
         return [
             {
@@ -217,12 +218,12 @@ class RunLoop:
                 "queued": task.queued + task.gathered,
                 "sent": [
                     (
-                        self.wiring.target_of(channel.number),
-                        channel.log.records,
-                        channel.log.bytes,
-                        channel.log.cache.end,
+                        [self.wiring.target_of(channel.number) for channel in log.channels],
+                        log.records,
+                        log.bytes,
+                        log.cache.end,
                     )
-                    for channel in task.channels
+                    for log in list(task.logs)
                 ],
                 "latency_us": {} if task.channels else task.latency.recent().sparse(),
             }
