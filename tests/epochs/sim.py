@@ -57,7 +57,7 @@ from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.host import commands as host_commands
 from penstock.runtime.host.collected import Collected
 from penstock.runtime.host.job_host import Found, HostOptions, JobHost
-from penstock.runtime.host.store_keeper import _EPOCHS_KEPT, NotSaved, StoreKeeper
+from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.program.plan import Plan, fused_by_key
@@ -1064,7 +1064,7 @@ class EpochCluster:
             if not self.keeper._work.empty():  # it is to look at damaged snapshots
                 self.keeper_due = self.keeper_due or self.now + 0.001
         if self.faults.collects and self.disk.random() < self.faults.collects:
-            self.counts["files deleted"] += self.store.collect(_EPOCHS_KEPT)
+            self.counts["files deleted"] += self.keeper._collect()
 
     def _merged(self, task: int, old: list[Blob], new: Blob) -> None:
         def replace_chain() -> None:

@@ -17,8 +17,8 @@ import pytest
 
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.participant import Declined, EpochReport, Participant
-from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
+from penstock.runtime.epochs.store import INLINE_BYTES, Store
+from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
 from penstock.runtime.host import store_keeper as keeper_module
 from penstock.runtime.host.collected import Collected, EncodedSinkRecords
 from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
@@ -403,8 +403,8 @@ def test_an_epoch_that_a_full_directory_does_not_take_is_given_up(monkeypatch: p
         assert keeper.save(manifest(epoch))
     room, files.room, collected, collect = files.room, 0, list[int](), keeper.store.collect
 
-    def count(keep: int) -> int:
-        collected.append(collect(keep))
+    def count(keep: int, spare: list[str]) -> int:
+        collected.append(collect(keep, spare))
         return collected[-1]
 
     monkeypatch.setattr(keeper.store, "collect", count)
@@ -555,3 +555,69 @@ def test_a_savepoint_that_nobody_waits_for_any_more_is_not_completed(
     assert Store.open(place, SAVEPOINT).epochs() == []
     watched.keeper.savepoint(flow.plan(1), str(place))
     assert Store.open(place, SAVEPOINT).epochs() == [1]
+
+
+def test_a_compacted_snapshot_lives_as_long_as_a_manifest_may_refer_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays while it is made, and until no epoch that is kept builds on what it was made of. Then references
+    decide, and nothing of it is left in the store."""
+    store = Store.open(tmp_path, "job")
+    keeper = StoreKeeper(store, Collected(epochs=True), lambda reason: None, thread=False)
+    content = b"x" * (INLINE_BYTES + 1)
+
+    def save(epoch: int, blobs: list[Blob]) -> Manifest:
+        task = TaskEntry(
+            number=0, name="t", index=0, parallelism=1, operators=[], finished=False, groups=None, blobs=blobs
+        )
+        written = replace(manifest(epoch), tasks=[task])
+        keeper.save(written)
+        keeper._collect()
+        return written
+
+    def files() -> set[str]:
+        return {path.name for folder in ("snapshots", "copies") for path in (tmp_path / "job" / folder).iterdir()}
+
+    old = [store.put(f"snapshots/00000001-0-{n}", [content]) for n in range(2)]
+    save(1, old)
+    made: list[Blob] = []
+
+    def compact(origin: Store, blobs: list[Blob], key_groups: int, target: Store, name: str) -> Blob:
+        half_written = tmp_path / "job" / f"snapshots/.{name.rpartition('/')[2]}.0123456789ab.tmp"
+        half_written.write_bytes(content)
+        save(2, old)
+        assert half_written.exists()
+        half_written.unlink()
+        return target.put(name, [content])
+
+    monkeypatch.setattr(keeper_module, "compact_snapshots", compact)
+    keeper._compact_all({0: list(old)}, 8, 2, lambda task, blobs, new: made.append(new))
+    (new,) = made
+    save(3, old)  # it was put together before the coordinator heard of the compaction
+    assert store.get(new) == content
+    for epoch in (4, 5):
+        save(epoch, [new])
+    assert not files() & {blob.name.rpartition("/")[2] for blob in old}
+    assert store.get(new) == content
+    for epoch in (6, 7):
+        save(epoch, [])
+    assert not {name for name in files() if not name.endswith(".json")}
+
+
+def test_a_compaction_that_fails_leaves_nothing_that_is_spared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.open(tmp_path, "job")
+    keeper = StoreKeeper(store, Collected(epochs=True), lambda reason: None, thread=False)
+    content = b"x" * (INLINE_BYTES + 1)
+
+    def fails(origin: Store, blobs: list[Blob], key_groups: int, target: Store, name: str) -> Blob:
+        target.put(name, [content])
+        raise StoreError("on purpose")
+
+    monkeypatch.setattr(keeper_module, "compact_snapshots", fails)
+    old = [store.put("snapshots/00000001-0-0", [content])]
+    keeper._compact_all({0: old}, 8, 1, lambda task, blobs, new: None)
+    keeper.save(manifest(2))
+    keeper._collect()
+    assert list((tmp_path / "job" / "snapshots").iterdir()) == []

@@ -38,7 +38,7 @@ import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -69,6 +69,7 @@ _MANIFEST = re.compile(r"(?:manifests|copies)/(\d{10})\.json")
 #: The names of all files that a store writes, hidden ones included, with the number of the epoch.
 _OUR_BLOB = re.compile(r"(?:snapshots|copies)/\.?(\d{6,})-[A-Za-z0-9_.\-]+")
 _OUR_MANIFEST = re.compile(r"(?:manifests|copies)/\.?(\d{10})\.json(\.[0-9a-f]{12}\.tmp)?")
+_HIDDEN = re.compile(r"^\.(.+)\.[0-9a-f]{12}\.tmp$")  # the name of a file while it is written
 _OUR_ENDED = re.compile(r"manifests/\.?ended(\.[0-9a-f]{12}\.tmp)?")
 _ENDED = "manifests/ended"
 _ENDED_BYTES_MAX = 100  # of the note that the job has ended, which is one word
@@ -521,8 +522,9 @@ class Store:
             )
         return None
 
-    def collect(self, keep: int) -> int:
-        """Deletes all epochs but the newest `keep` usable ones, and the blobs that none of these needs.
+    def collect(self, keep: int, spare: Collection[str] = ()) -> int:
+        """Deletes all epochs but the newest `keep` usable ones, and the blobs that none of these needs. The blobs of
+        the names in `spare` stay, also while they are being written: a later manifest may refer to them.
 
         Blobs and hidden files of epochs after the newest usable one stay, because they may belong to an epoch that is
         not complete yet. The number decides and not the age, because a blob can be older than the manifest of the epoch
@@ -533,7 +535,7 @@ class Store:
         """
         assert keep >= 1, f"keep={keep}: without an epoch the job could not start again"
         try:
-            return self._collect(keep)
+            return self._collect(keep, frozenset(name.rpartition("/")[2] for name in spare))
         except StoreError as error:
             self._complain(error)
             return 0
@@ -575,7 +577,7 @@ class Store:
             f"{self.job!r} use one checkpoint store; end one of them, or give it another name or store."
         )
 
-    def _collect(self, keep: int) -> int:
+    def _collect(self, keep: int, spare: frozenset[str]) -> int:
         kept: list[Manifest] = []
         old: list[int] = []
         for epoch in self.epochs():
@@ -602,7 +604,9 @@ class Store:
         for name in self._ours():
             match = _OUR_BLOB.fullmatch(name) or _OUR_MANIFEST.fullmatch(name)
             assert match is not None
-            if int(match.group(1)) <= newest and name not in needed and not _MANIFEST.fullmatch(name):
+            if int(match.group(1)) > newest or name in needed or _MANIFEST.fullmatch(name):
+                continue
+            if _HIDDEN.sub(r"\1", name.rpartition("/")[2]) not in spare:
                 stale.append(name)
         return deleted + self._delete(stale)
 

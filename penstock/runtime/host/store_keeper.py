@@ -45,8 +45,6 @@ _Done = TypeVar("_Done")
 _EPOCHS_KEPT = 2
 # Old epochs are deleted once in this many epochs, because each look lists the store.
 _COLLECT_EVERY = 5
-# After this many epochs, a compacted snapshot that no manifest refers to is deleted.
-_NOT_YET = 1000
 # The time between two tries to write to a store that does not answer.
 _RETRY_S = 1.0
 # After so many tries an epoch is given up whose manifest is certainly not there.
@@ -100,7 +98,7 @@ class StoreKeeper:
         self.origin: Store | None = None  # the store with the blobs of `last`, if it is another one
         self._collected = collected
         self._said = said
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._over = threading.Event()
         self._say_lost = lost
         self._failed = failed
@@ -116,6 +114,9 @@ class StoreKeeper:
         self._examining: Iterator[int] | None = None
         self._examine_at = 0.0
         self._compacting = threading.Event()
+        # Compacted snapshots to which a later manifest may refer: the first of the snapshots that each was made from,
+        # or None while it is made.
+        self._compacted: dict[str, str | None] = {}
         self._room_wanted = threading.Event()
         self._asked_at: float | None = None  # when the store was asked for what it has not answered yet
         store.second_copy_read = self._second_copy_read
@@ -123,7 +124,7 @@ class StoreKeeper:
         if self._thread is not None:
             self._thread.start()
 
-    def do(self, work: Callable[[], None]) -> None:
+    def do(self, work: Callable[[], object]) -> None:
         """Has something done in the keeper's thread, after everything before it."""
         self._work.put(work)
 
@@ -268,9 +269,16 @@ class StoreKeeper:
             self._room_wanted.set()
             self.do(self._collect)
 
-    def _collect(self) -> None:
+    def _collect(self) -> int:
+        """Deletes what no epoch needs any more. Returns how many files it has deleted."""
         self._room_wanted.clear()
-        self.store.collect(_EPOCHS_KEPT)
+        # A series in which a task's snapshots may still be replaced has the first of them, and so has the manifest of
+        # an epoch that the job may go back to.
+        there = {blob.name for manifest in self._kept for blob in manifest.blobs()}
+        for name, first in list(self._compacted.items()):
+            if first is not None and first not in there:
+                del self._compacted[name]
+        return self.store.collect(_EPOCHS_KEPT, list(self._compacted))
 
     # --- looking after what is saved -----------------------------------------------------------------------------
 
@@ -528,15 +536,18 @@ class StoreKeeper:
     ) -> None:
         try:
             for task, old in due.items():
-                # Its name has the number of a much later epoch, so that `collect` does not delete it before a manifest
-                # refers to it.
-                name = f"snapshots/{epoch + _NOT_YET:08d}-{task}-to-{epoch}-{os.urandom(4).hex()}"
+                name = f"snapshots/{epoch:08d}-{task}-to-{epoch}-{os.urandom(4).hex()}"
+                self._compacted[name] = None
                 try:
                     with belonging_to(self._classes_of):
                         blob = compact_snapshots(self.store, old, key_groups, self.store, name)
+                    self._compacted[name] = old[0].name
                     replaced(task, old, blob)
                 except SnapshotDamaged:
                     self.do(partial(self._watch_over, old))
+                finally:
+                    if self._compacted.get(name) is None:
+                        self._compacted.pop(name, None)
         except Exception as error:  # whatever the error is: a later epoch may try again, and nothing depends on it
             logger.warning(
                 "job %s: snapshots could not be compacted, which is tried again later: %s: %s",
