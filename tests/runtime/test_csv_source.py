@@ -15,7 +15,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.runtime import sinks, sources, testing
@@ -88,6 +88,7 @@ def test_columns_and_types(tmp_path: Path, packed: bool) -> None:
         ("n\né\n".encode("latin-1"), {"encoding": "latin-1"}, [{"n": "é"}]),
         ("n\né".encode("utf-16"), {"encoding": "utf-16"}, [{"n": "é"}]),
         ("\ufeffn\né\n".encode(), {}, [{"n": "é"}]),
+        ('\ufeff"a\nb",c\n1,2\n'.encode(), {}, [{"a\nb": 1, "c": 2}]),
         (b"id\n007\n", {"types": {"id": str}}, [{"id": "007"}]),
     ],
     ids=str,
@@ -592,19 +593,26 @@ def test_a_gzip_file_that_is_damaged_before_its_header_is_refused(tmp_path: Path
 # --- where rows begin ----------------------------------------------------------------------------------------------
 
 
+@example(content='"a"";,a\na"\na,a\n', options={"escape": "\\"}, encoding="utf-8", block=40, limit=1)
 @given(
     content=st.text(alphabet='a,"\r\n\\\ufeff', max_size=30),
     options=st.sampled_from([{}, {"quote": None}, {"escape": "\\"}, {"escape": "\\", "quote": None}]),
+    encoding=st.sampled_from(["utf-8", "utf-8", "utf-16"]),
     block=st.integers(1, 40),
     limit=st.integers(1, 3),
 )
 def test_rows_are_the_same_wherever_blocks_begin(
-    tmp_path_factory: pytest.TempPathFactory, content: str, options: dict[str, Any], block: int, limit: int
+    tmp_path_factory: pytest.TempPathFactory,
+    content: str,
+    options: dict[str, Any],
+    encoding: str,
+    block: int,
+    limit: int,
 ) -> None:
     """Quotes may be anywhere, and escapes before anything: pyarrow says which rows there are in the whole file."""
     path = tmp_path_factory.getbasetemp() / "rows.csv"
-    path.write_bytes(content.encode())
-    source = sources.Csv(path, header=["x", "y"], types=str, **options)
+    path.write_bytes(content.encode(encoding))
+    source = sources.Csv(path, header=["x", "y"], types=str, encoding=encoding, **options)
     bad: list[Any] = []
 
     def skip(row: Any) -> str:

@@ -63,8 +63,9 @@ class RowEnds:
         bytes_ = np.frombuffer(data, np.uint8)
         before = np.append(np.uint8(ord("\n")), bytes_)
         quotes = np.flatnonzero(bytes_ == self._quote[0]) if self._quote else np.empty(0, np.intp)
-        # As long as each quote that opens follows another field or a quote, what has an odd number before is in quotes.
-        may_open = np.frombuffer(self._delimiter + self._quote + b"\r\n", np.uint8)
+        # As long as each quote that opens follows another field, or doubles a quote, what has an odd number before it
+        # is in quotes. With an escape there are no doubled quotes.
+        may_open = np.frombuffer(self._delimiter + b"\r\n" + (b"" if self._escape else self._quote), np.uint8)
         if (self._escape and self._escape in data) or not np.isin(before[quotes[::2]], may_open).all():
             return np.array([match.end() for match in self._pattern.finditer(data) if match[1]], np.intp)
         half = (bytes_ == ord("\r")) & (np.append(bytes_[1:], np.uint8(0)) == ord("\n"))
@@ -87,36 +88,45 @@ class RowBlocks(LineBlocks):
     def next(self) -> bytes:
         """Returns some whole rows, or b"" at the end. Only the last row of a file may lack its line end."""
         while True:
-            at_start = self.position == 0
             block = self._whole_rows()
-            skip = len(codecs.BOM_UTF8) if at_start and block.startswith(codecs.BOM_UTF8) else 0
-            if self._at_header:
-                rows = self.rows.of(block[skip:])
-                if rows:
-                    start, end = rows[0]
-                    self.header = block[skip + start : skip + end]
-                    self._at_header = False
-                skip = skip + rows[0][1] if rows else len(block)
-            if skip < len(block) or not block:
-                return block[skip:]
+            if not self._at_header or not block:
+                return block
+            rows = self.rows.of(block)
+            if rows:
+                (start, end), self._at_header = rows[0], False
+                self.header = block[start:end]
+                if end < len(block):
+                    return block[end:]
+
+    def _skip_byte_order_mark(self) -> None:
+        while self._stream is not None and len(self._tail) < len(codecs.BOM_UTF8):
+            more = self._read(len(self._tail))
+            if not more:
+                break
+            self._tail += more
+        if self._tail.startswith(codecs.BOM_UTF8):
+            self._tail = self._tail[len(codecs.BOM_UTF8) :]
+            self.position = len(codecs.BOM_UTF8)
 
     def _whole_rows(self) -> bytes:
-        data = self._tail
+        if self.position == 0:
+            self._skip_byte_order_mark()
+        data, ended = self._tail, False
         self._tail = b""
         while not self._too_long:
-            more = b"" if self._stream is None else self._read(self.position + len(data))
-            data += more
-            if more:
-                end = self.rows.last(data)
-            else:
-                end = len(data)
-                if self._stream is not None:
-                    self._check_size(self.position + end)
-                    self.close()
-            if end or not more:
+            end = len(data) if ended else self.rows.last(data)
+            if end or ended:
                 self._tail = data[end:]
                 return self._allowed(data[:end])
-            self._too_long = len(data) > self._max_line
+            if len(data) > self._max_line:
+                break
+            more = b"" if self._stream is None else self._read(self.position + len(data))
+            data += more
+            ended = not more
+            if ended and self._stream is not None:
+                self._check_size(self.position + len(data))
+                self.close()
+        self._too_long = True
         raise self._line_too_long()
 
     def _allowed(self, block: bytes) -> bytes:
