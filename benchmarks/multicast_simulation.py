@@ -376,7 +376,8 @@ class Multicast:
         self._switching = under_way
         self.network.gaps = {}
         nodes = {step.phase: step.nodes for step in change.steps()}
-        self._tell(now_s, len(nodes[Phase.STATUS]))
+        if self._stops:  # the paper's sender tells all nodes first that there will be another tree
+            self._tell(now_s, len(nodes[Phase.ANNOUNCE]))
         latest = 0.0
         for node in nodes[Phase.RECONNECT]:
             latest = max(latest, self._reconnect(node, after.parent[node], self._tell(now_s, 1)))

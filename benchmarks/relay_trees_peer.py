@@ -152,7 +152,7 @@ class Root:
         self._limits = limits
         shared = _Shared(transport)
         self._transport = shared
-        self._root = MulticastRoot(0, LIFE, shared, time.monotonic_ns, limits[0])
+        self._root = MulticastRoot(0, LIFE, shared, time.monotonic_ns, limits[0], stopwatch=time.thread_time_ns)
         self._log = OutLog(shared, _ERRORS)
         self._stream = self._root.stream(self._log)
         self._log.stream = self._stream

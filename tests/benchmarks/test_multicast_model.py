@@ -176,8 +176,6 @@ def test_a_switch_stops_nobody_while_nodes_connect() -> None:
     assert found.took_s > 5 * 10 * MS
     assert other.stopped_s > 3 * 10 * MS
     assert 29 * 5 * US < found.stopped_s < 1 * MS
-    # While it tells everybody, no node gets a record.
-    assert min(found.gaps.values()) >= 29 * 5 * US
     assert running.longest_wait_s <= 0
     # A path is at most one link longer than before.
     assert max(found.gaps.values()) < 10 * MS + 1 * MS
@@ -185,14 +183,14 @@ def test_a_switch_stops_nobody_while_nodes_connect() -> None:
 
 
 def test_the_messages_of_a_switch() -> None:
-    """STATUS, the announcement and SETTLE go to all. A node with another parent is told and asks; a parent that is not
-    the root tells the root; each such node sends a receipt."""
+    """The announcement and SETTLE go to all. A node with another parent is told and asks; a parent that is not the root
+    tells the root; each such node sends a receipt."""
     model = switched(1 * MS, False)
     (found,) = model.story.switches
     change = TreeSwitch(BEFORE, Announcement(1, model.tree))
     assert found.handed_over == changed_parents(BEFORE, model.tree)
     to_root = sum(model.tree.parent[node] == 0 for node in found.handed_over)
-    assert found.messages == 3 * 29 + len(change.connecting) + 2 * len(found.handed_over) - to_root + len(
+    assert found.messages == 2 * 29 + len(change.connecting) + 2 * len(found.handed_over) - to_root + len(
         found.handed_over
     )
     assert model.tree.out_degree == 3

@@ -202,7 +202,15 @@ class WorkerProcess:
     def _root(self, life: int) -> MulticastRoot:
         assert self._transport is not None
         trees = self._options.trees
-        return MulticastRoot(self._index, life, self._transport, time.monotonic_ns, trees.limit, trees.adjuster())
+        return MulticastRoot(
+            self._index,
+            life,
+            self._transport,
+            time.monotonic_ns,
+            trees.limit,
+            trees.adjuster(),
+            stopwatch=time.thread_time_ns,
+        )
 
     def run(self) -> Outcome:
         """Runs the run loop until the job has ended or this worker has failed."""

@@ -2,7 +2,8 @@
 
 Theorem 4 says how long a switch may take before the root's queue overflows. It takes the worst case, in which the root
 sends nothing during the switch. The paper's own switch of 126 ms breaks this bound at the rates of its figures. In
-Penstock nothing overflows: where the condition fails, the root's sources wait, and `wait_s` says how long.
+Penstock the root goes on sending, and nothing overflows. `wait_s` says how long the sources of a root that stops must
+wait where the condition fails.
 
 Theorem 5 says how many records must come before a switch to a quicker tree has paid for itself: X > g g' T / (g - g'),
 where g' and g are the multicast rates before and after, and T is the time of the switch. (The proof has X / (g + T) and

@@ -5,20 +5,21 @@ the order of the numbers. A tree is valid from a number on. The root writes an *
 log: entries up to the announcement, and the announcement itself, take the old tree, and all later entries take the new
 one. So each entry has one tree, whoever is how far, and there is no time at which the records must stop.
 
-The phases are those of the paper's section 4, in its order. Records take the old tree in phases 1 to 3:
+The phases are those of the paper's section 4, in its order, without the first one, in which all nodes are told that
+there will be another tree. Nothing stops here, so a node that keeps its parent need not know. Records take the old tree
+in phases 1 and 2:
 
-1. STATUS: all nodes are told that there will be another tree.
-2. RECONNECT: the nodes that get another parent are told to connect to it, so that it can send to them as soon as it has
+1. RECONNECT: the nodes that get another parent are told to connect to it, so that it can send to them as soon as it has
    the announcement. They are sorted by their layer in the new tree. Nodes that join come later, and so do their
    children: nobody can connect to a node that does not yet know where its logs begin.
-3. CONNECTED: the root waits until they have connected. This is the paper's wait for ACKs. The root may continue without
+2. CONNECTED: the root waits until they have connected. This is the paper's wait for ACKs. The root may continue without
    some of them: a node that is not connected when it gets the announcement asks its new parent then, and waits for the
    answer.
-4. ANNOUNCE: the root writes the announcement into each log. It reaches the other nodes among the records, so nobody
+3. ANNOUNCE: the root writes the announcement into each log. It reaches the other nodes among the records, so nobody
    waits for it. The nodes that join are told the number of the announcement, after which their logs begin.
-5. RECEIPTS: the switch is over when every node that gets another parent has the announcements, and so has all that its
+4. RECEIPTS: the switch is over when every node that gets another parent has the announcements, and so has all that its
    old parent had for it. The same holds for a node that leaves.
-6. SETTLE: the others are told that it is over. A former parent may forget its former children, and a node that leaves
+5. SETTLE: the others are told that it is over. A former parent may forget its former children, and a node that leaves
    may end.
 
 A node that keeps its parent does nothing in any of these steps, and nothing waits for it.
@@ -61,7 +62,6 @@ class Handover:
 class Phase(str, Enum):
     """The phases of a switch, in their order."""
 
-    STATUS = "status"
     RECONNECT = "reconnect"
     CONNECTED = "connected"
     ANNOUNCE = "announce"
@@ -119,7 +119,6 @@ class TreeSwitch:
         old = tuple(node for node in self.before.parent if node not in self.lost)
         everybody = tuple(dict.fromkeys((*old, *self.after.parent)))
         return (
-            Step(Phase.STATUS, everybody),
             Step(Phase.RECONNECT, self.connecting),
             Step(Phase.CONNECTED, self.connecting),
             Step(Phase.ANNOUNCE, everybody),

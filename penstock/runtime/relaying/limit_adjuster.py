@@ -12,8 +12,9 @@ A limit of 1 makes the longest way to the last node, and only the highest rates 
 sends at such a rate for a moment. So the limit becomes 1 only when a second look says so, an interval after the first
 one at least, and the queue has not shrunk meanwhile.
 
-Theorem 4 is watched at each switch: where a switch takes longer than the queue has room for, the sources wait, and
-`waited_s` adds up for how long. Nothing is looked at while nothing is sent.
+Theorem 4 is watched at each switch, with the queue and the rate at its announcement: `overrun_s` adds up by how much
+switches took longer than the queue then had room for. The paper's sender, which sends nothing during a switch, would
+have to make its sources wait so long. Nothing is looked at while nothing is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 from penstock.runtime.multicast.load_monitor import Counters, Load, LoadMonitor
 from penstock.runtime.multicast.queue_model import Cost, affordable_limit
 from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, Sign, Verdict, decide, look_is_due, sign_of
-from penstock.runtime.multicast.switch_cost import wait_s
+from penstock.runtime.multicast.switch_cost import longest_switch_s
 from penstock.runtime.relaying.link_meter import LinkMeter
 from penstock.runtime.transport.base import LinkLoad
 
@@ -38,12 +39,11 @@ _SIZE_WEIGHT = 0.05
 
 class Streams(NamedTuple):
     """What a root's streams are at a look. `queued`: the entries that a child does not have yet; `window_bytes`: how
-    many bytes may be under way; `encoded`, `encoding_s`: how many entries were encoded so far, and how long that took;
-    `limit`: of the trees, which have at most so many `nodes`."""
+    many bytes may be under way; `encoding_s`: the processor time that encodings have taken so far; `limit`: of the
+    trees, which have at most so many `nodes`."""
 
     queued: int
     window_bytes: int
-    encoded: int
     encoding_s: float
     limit: int
     nodes: int
@@ -56,7 +56,7 @@ class LimitAdjuster:
         self.meter = LinkMeter()
         self.verdict: Verdict | None = None
         self.crowded = False  # whether the link is too short for a copy to each worker
-        self.waited_s = 0.0
+        self.overrun_s = 0.0
         self._options = options or AdjustmentOptions()
         self._monitor = LoadMonitor(
             self._options.interval_s, self._options.alpha, self._options.early, self._options.memory_s
@@ -77,11 +77,19 @@ class LimitAdjuster:
         self._sending_s += seconds
         self._size += _SIZE_WEIGHT * (size - self._size) if self._size else size
 
-    def switched(self, seconds: float, queued: int, window_bytes: int) -> None:
-        """A switch took so long."""
-        self._switch_s = seconds
+    def sent_later(self, seconds: float) -> None:
+        """The root has sent copies that had waited for room, which took its processor so long."""
+        self._sending_s += seconds
+
+    def longest_switch_s(self, queued: int, window_bytes: int) -> float:
+        """Returns how long a switch that begins now may take, by Theorem 4."""
         rate = 0.0 if self._load is None else self._load.rate
-        self.waited_s += wait_s(seconds, self._capacity(window_bytes), queued, rate)
+        return longest_switch_s(self._capacity(window_bytes), queued, rate)
+
+    def switched(self, seconds: float, longest_s: float) -> None:
+        """A switch took so long. `longest_s`: what `longest_switch_s` said when it began."""
+        self._switch_s = seconds
+        self.overrun_s += max(0.0, seconds - longest_s)
 
     def may_look(self, now_s: float) -> bool:
         """Returns whether it may be time to look at the queue. The root asks before it finds out how long that is."""
@@ -100,13 +108,14 @@ class LimitAdjuster:
     def look(self, now_s: float, streams: Streams, links: Callable[[], Mapping[int, LinkLoad]]) -> int | None:
         """Looks at the queue, if it is time. Returns the limit that the trees should have, or None for the one that
         they have. `links`: tells the load of the connections to relays."""
-        queued, window_bytes, encoded, encoding_s, limit, nodes = streams
+        queued, window_bytes, encoding_s, limit, nodes = streams
         options, monitor = self._options, self._monitor
         capacity = self._capacity(window_bytes)
         if not look_is_due(monitor, now_s, self._arrived, queued, capacity, options):
             return None
         self.meter.look(now_s, links())
-        counters = Counters(self._arrived, self._copies, self._sending_s, encoded, encoding_s)
+        # Entries without records are not encoded, and count with what they cost: nothing.
+        counters = Counters(self._arrived, self._copies, self._sending_s, self._arrived, encoding_s)
         load = monitor.look(now_s, counters, queued)
         if load is None or not nodes:
             return None
@@ -139,7 +148,7 @@ class LimitAdjuster:
     def status(self) -> dict[str, Any]:
         """Returns what is known of the load, as plain data."""
         load, verdict = self._load, self.verdict
-        found: dict[str, Any] = {"waited_s": self.waited_s, "reason": "", "overloaded": False}
+        found: dict[str, Any] = {"overrun_s": self.overrun_s, "reason": "", "overloaded": False}
         if load is not None and verdict is not None:
             found |= {
                 "rate": load.rate,

@@ -20,6 +20,7 @@ channels send straight to their workers.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -58,11 +59,13 @@ class _Members:
 
 @dataclass
 class _Switch:
-    """A switch that is under way. `announced`: the number of the announcement, once it is written."""
+    """A switch that is under way. `announced`: the number of the announcement, once it is written. `longest_s`: how
+    long the switch may take from then on (Theorem 4)."""
 
     progress: SwitchProgress
     begun_ns: int
     announced: int | None = None
+    longest_s: float = math.inf
 
     @property
     def after(self) -> Tree:
@@ -140,10 +143,11 @@ class RootStream:
             self._members_due = False
             self._append(_Members(wire.write_members(self._channels())))
         root, cache = self._root, self.out.cache
-        begun_ns = root.clock()
+        begun_ns = root.stopwatch()
         self._append(number)
         size = cache.entries[number - cache.first][3]
-        root.adjuster.sent(len(self._tree.of(root.worker)), size + wire.HEAD_BYTES, (root.clock() - begun_ns) / 1e9)
+        took_s = (root.stopwatch() - begun_ns) / 1e9
+        root.adjuster.sent(len(self._tree.of(root.worker)), size + wire.HEAD_BYTES, took_s)
 
     def oldest(self) -> int:
         """Returns the number of the oldest entry of the log that may have to be sent again."""
@@ -232,6 +236,7 @@ class RootStream:
         self._root.prepared(self)
         number = switch.announced = self._log.next
         switch.begun_ns = now_ns
+        switch.longest_s = self._root.adjuster.longest_switch_s(self.queued, self._root.window())
         switch.progress.announced({_LOG: number})
         self._tree = after
         self._append(plan.announcement)
@@ -252,7 +257,7 @@ class RootStream:
         nodes, self._switch = self._nodes(), None
         self.switches += 1
         self.switch_ns = now_ns - switch.begun_ns
-        self._root.adjuster.switched(self.switch_ns / 1e9, self.queued, self._root.window())
+        self._root.adjuster.switched(self.switch_ns / 1e9, switch.longest_s)
         assert switch.announced is not None
         self._log.settle(switch.announced)
         for node in sorted(nodes - self._log.lost):
@@ -410,11 +415,15 @@ class MulticastRoot:
         clock: Callable[[], int],
         limit: int | None = None,
         adjuster: LimitAdjuster | None = None,
+        *,
+        stopwatch: Callable[[], int] | None = None,
     ) -> None:
+        """`stopwatch`: tells the processor time of the thread in ns; without it, the clock says what sending takes."""
         self.worker = worker
         self.life = life
         self._transport = transport
         self.clock = clock  # the time in ns
+        self.stopwatch = clock if stopwatch is None else stopwatch
         self.adjuster = adjuster or LimitAdjuster()
         self._adjusts = limit is None
         self._limit = limit
@@ -526,11 +535,13 @@ class MulticastRoot:
     def tick(self) -> None:
         """Does what is due. The run loop calls this in each pass."""
         if self._outbox:
+            begun_ns = self.stopwatch()
             for relay, waiting in list(self._outbox.items()):
                 while waiting and self._send(relay, waiting[0]):
                     waiting.popleft()
                 if not waiting:
                     del self._outbox[relay]
+            self.adjuster.sent_later((self.stopwatch() - begun_ns) / 1e9)
         if self._to_adjust:
             now_ns = self.clock()
             to_adjust, self._to_adjust = self._to_adjust, {}
@@ -559,7 +570,6 @@ class MulticastRoot:
         now = Streams(
             sum(stream.queued for stream in streams),
             self.window(),
-            sum(stream.out.encoded for stream in streams),
             sum(stream.out.encoding_ns for stream in streams) / 1e9,
             max(stream.limit for stream in streams),
             max(len(stream.tree.destinations) for stream in streams),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.runtime.multicast.reach import binomial_degree
+from penstock.runtime.multicast.self_adjustment import AdjustmentOptions
 from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams
 from penstock.runtime.transport.base import LinkLoad
 
@@ -13,14 +14,15 @@ from penstock.runtime.transport.base import LinkLoad
 @dataclass(frozen=True)
 class TreeOptions:
     """Which out-degree limit the trees of a job have. `limit`: this one. `toggle_s`: see LimitToggle. Without both, the
-    limit follows the load."""
+    limit follows the load, as `adjustment` says. Benchmarks vary this as the paper does; users need not."""
 
     limit: int | None = None
     toggle_s: float | None = None
+    adjustment: AdjustmentOptions = field(default_factory=AdjustmentOptions)
 
     def adjuster(self) -> LimitAdjuster:
         """Returns what adjusts the limit of a root's trees, if `limit` gives none."""
-        return LimitAdjuster() if self.toggle_s is None else LimitToggle(self.toggle_s)
+        return LimitAdjuster(self.adjustment) if self.toggle_s is None else LimitToggle(self.toggle_s)
 
 
 class LimitToggle(LimitAdjuster):
