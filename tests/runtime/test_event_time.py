@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -671,3 +671,126 @@ def test_the_plan_tells_of_watermarks_and_windows() -> None:
     assert "sum in Sliding(10000 ms, every 5000 ms), 60000 ms late, emits latest  <- watermark (key)" in text
     assert "count in Tumbling(10000 ms), emits final  <- watermark (key)" in text
     assert "sum combined before sending" in text
+
+
+# --- operators that emit records of earlier times ------------------------------------------------------------------
+
+
+class Stored(ProcessFunction):
+    """Emits each record 40 ms later, with its own time."""
+
+    def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
+        ctx.map_state("stored")[ctx.set_event_timer(record[1] + 40)] = record[1]
+
+    def on_event_timer(self, ctx: ProcessContext, key: Any, at_ms: int) -> list[int]:
+        return [ctx.map_state("stored").pop(at_ms)]
+
+
+class Reminded(Stored):
+    """Emits the times of timers."""
+
+    def on_event_timer(self, ctx: ProcessContext, key: Any, at_ms: int) -> list[int]:
+        return [at_ms]
+
+
+async def _time_of(record: Any) -> int:
+    time: int = record[1]
+    return time
+
+
+def _earliest(left: Any, right: Any) -> int:
+    return min(_both(left, right))
+
+
+def _both(left: Any, right: Any) -> list[int]:
+    return [record[1] for record in (left, right) if record is not None]
+
+
+def _unmatched(stream: Any) -> Any:
+    return stream.filter(lambda pair: pair[1] is None).map(lambda pair: pair[0][1])
+
+
+def _start(stream: Any) -> Any:
+    return stream.map(lambda result: result[1])
+
+
+# What is made of two keyed streams with times: a stream of times. None of them may be late.
+EMITTERS: dict[str, Callable[[Any, Any], Any]] = {
+    **{
+        f"interval join from {lower} to {upper}": (
+            lambda a, b, lower=lower, upper=upper: a.interval_join(
+                b, lower_s=lower, upper_s=upper, how="full", fn=_both, name="emit"
+            ).flat_map(list)
+        )
+        for lower, upper in ((0, 0.1), (-0.1, 0), (-0.03, 0.07), (0.02, 0.08), (-0.09, -0.04))
+    },
+    "anti-join": lambda a, b: _unmatched(a.interval_join(b, lower_s=0, upper_s=0.1, how="left", name="emit")),
+    "temporal join": lambda a, b: a.temporal_join(b, how="left", fn=lambda left, right: left[1], name="emit"),
+    "sessions": lambda a, b: _start(a.window(ps.Session(0.03)).count(name="emit")),
+    "early sessions": lambda a, b: _start(a.window(ps.Session(0.03), early_count=1).count(name="emit")),
+    "records of sessions": lambda a, b: a.window(ps.Session(0.03)).process(
+        lambda ctx, key, window, records: [record[1] for record in records], name="emit"
+    ),
+    "tumbling windows": lambda a, b: _start(a.window(ps.Tumbling(0.07)).count(name="emit")),
+    "sliding windows": lambda a, b: _start(a.window(ps.Sliding(0.07, 0.03, 0.01)).sum(1, name="emit")),
+    "records of sliding windows": lambda a, b: a.window(ps.Sliding(0.07, 0.03)).process(
+        lambda ctx, key, window, records: [record[1] for record in records], name="emit"
+    ),
+    "window join": lambda a, b: a.join(b, ps.Tumbling(0.07), how="full", fn=_earliest, name="emit"),
+    "join of sessions": lambda a, b: a.join(b, ps.Session(0.03), how="full", fn=_earliest, name="emit"),
+    "timers": lambda a, b: a.process(Reminded(), name="emit"),
+    "stored records": lambda a, b: a.process(Stored(), hold_s=0.04, name="emit"),
+    "stored records of two": lambda a, b: a.connect(b).process(
+        lambda ctx, key, record: Stored().process(ctx, key, record),
+        lambda ctx, key, record: Stored().process(ctx, key, record),
+        on_event_timer=lambda ctx, key, at_ms: Stored().on_event_timer(ctx, key, at_ms),
+        hold_s=0.04,
+        name="emit",
+    ),
+}
+
+# times of a source's records that are at most 30 ms out of order
+out_of_order = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 30)), max_size=12).map(
+    lambda drawn: [max(0, time - back) for time, back in sorted(drawn)]
+)
+
+
+@pytest.mark.parametrize("emitter", EMITTERS)
+@settings(max_examples=settings.default.max_examples // 6)
+@given(times=st.tuples(out_of_order, out_of_order), behind=st.sampled_from(("tumbling", "sliding")), seed=st.integers())
+def test_what_an_operator_emits_is_not_late_for_a_window(
+    emitter: str, times: tuple[list[int], list[int]], behind: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    flow = ps.Flow("behind")
+    inputs = {name: [(chance.randrange(2), time) for time in each] for name, each in zip("ab", times, strict=True)}
+    a, b = (
+        flow.read(ps.sources.Memory([]), name=name)
+        .watermark(1, out_of_orderness_s=0.03, name=f"{name} times")
+        .key_by(0)
+        for name in "ab"
+    )
+    for keyed in (a, b):
+        keyed.process(lambda ctx, key, record: None).write(ps.sinks.Null())
+    emitted = EMITTERS[emitter](a, b)
+    emitted.write(ps.sinks.Collect(), name="emitted")
+    window = ps.Tumbling(0.02) if behind == "tumbling" else ps.Sliding(0.02, 0.01)
+    counts = emitted.key_by(lambda time: 0).window(window, time=lambda time: time).count(name="count")
+    counts.write(ps.sinks.Collect(), name="counts")
+    counts.side_output("late").write(ps.sinks.Collect(), name="late")
+    order = chance.sample(["a"] * len(times[0]) + ["b"] * len(times[1]), sum(map(len, times)))
+    out = ps.testing.run(flow, inputs, order=order)
+    assert out["late"] == []
+    of_window = 1 if behind == "tumbling" else 2
+    assert sum(count for *_, count in out["counts"]) == of_window * len(out["emitted"])
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_results_of_calls_are_not_late_for_a_window(ordered: bool) -> None:
+    flow = ps.Flow("behind")
+    times = flow.read(ps.sources.Memory([]), name="in").watermark(1).map_async(_time_of, ordered=ordered)
+    counts = times.key_by(lambda time: 0).window(ps.Tumbling(0.01), time=lambda time: time).count(name="count")
+    counts.write(ps.sinks.Collect(), name="counts")
+    assert ps.testing.run(flow, [(0, time) for time in range(100)])["counts"] == [
+        (0, start, start + 10, 10) for start in range(0, 100, 10)
+    ]

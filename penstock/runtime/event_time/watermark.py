@@ -7,6 +7,9 @@ that have ended, and those whose sender is *idle* because its input has stopped.
 task takes the greatest watermark of all channels, and becomes idle itself. A task's watermark never goes back. It is
 the end of time only when all channels have ended, because an idle channel may have records again.
 
+Joins, windows and process functions emit records whose times are before their own watermark. So they *hold back* the
+watermark that follows downstream by what they may still emit, or these records would be late there.
+
 Times are whole milliseconds since 1970, UTC. A flow needs no watermarks between the times at which its windows end or
 are removed. All of these are multiples of the flow's *grain*, so watermarks are rounded down to the grain: a job with
 windows of ten seconds sends one watermark in ten seconds.
@@ -40,6 +43,12 @@ _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6}
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
+
+
+def held_back(watermark: int | None, ms: int) -> int | None:
+    """Returns the watermark that follows an operator whose outputs have times up to `ms` milliseconds before its own
+    watermark. At the end of time it emits no more, and while its input is idle it emits nothing."""
+    return watermark if watermark in (None, IDLE, END_OF_TIME) else watermark - ms
 
 
 class Watermark:

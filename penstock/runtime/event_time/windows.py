@@ -58,6 +58,10 @@ class Sliding(Window):
         slide, offset = self.slide, self.offset
         return [time - (time - offset) % slide for time in times]
 
+    def first_open(self, watermark: int) -> int:
+        """Returns the start of the first window that ends after a watermark."""
+        return self.last_starts([watermark - self.size])[0] + self.slide
+
     def starts(self, time: int) -> range:
         """Returns the starts of all windows that a time belongs to, the last one first."""
         last = time - (time - self.offset) % self.slide

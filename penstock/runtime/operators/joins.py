@@ -9,6 +9,9 @@ The watermark decides when nothing more can match, and what is kept is dropped t
 order in which records come that are not late. A record that is late goes to the side output "late". A late *version*
 counts from when it comes, because the versions of slow tables are often older than everything else; it goes to "late"
 when a later version holds already at the watermark, so that it could never be given to a record.
+
+What a join emits must not be late for operators downstream, whichever record of a pair they take the time from. So an
+interval join holds back its watermark by its bounds. A temporal join emits a record before the watermark passes it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from datetime import timedelta
 from typing import Any, Literal, get_args
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.event_time.watermark import IDLE, as_ms, duration_ms
+from penstock.runtime.event_time.watermark import IDLE, as_ms, duration_ms, held_back
 from penstock.runtime.event_time.windows import GRAIN_MOST
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.operators.pieces import in_pieces
@@ -266,6 +269,8 @@ class _IntervalJoining(_Joining):
         # For each input: the times of the other input that match, after the time of a record.
         self._reach = ((lower, upper), (-upper, -lower))
         self._keeps = (operator.how in ("left", "full"), operator.how in ("right", "full"))
+        # By how much a record may be before the watermark when it is emitted, with its match or alone.
+        self._hold = max(0, upper, -lower)
 
     def _take(self, port: int, key: Any, time: int, record: Any) -> Iterator[Any]:
         own, other = self._sides[port], self._sides[1 - port]
@@ -287,6 +292,9 @@ class _IntervalJoining(_Joining):
             return
         number = own.add(key, time, record, bool(found))
         self._await(time + last, port, key, number)
+
+    def watermark(self, watermark: int | None) -> int | None:
+        return held_back(watermark, self._hold)
 
     def _alone(self, port: int, key: Any, record: Any) -> Iterator[Any]:
         return self._joined(key, [(record, None) if port == 0 else (None, record)])

@@ -7,12 +7,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import timedelta
 from itertools import islice
 from operator import length_hint
 from typing import Any
 
 from penstock.runtime.errors import FlowError, PenstockError
-from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
+from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, duration_ms, held_back
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
 from penstock.runtime.operators.process import (
@@ -60,9 +61,11 @@ class Processing(Operator):
         outputs: Iterable[str] = (),
         on_timer: Callable[..., Any] | None = None,
         on_event_timer: Callable[..., Any] | None = None,
+        hold_s: float | timedelta = 0.0,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        self.hold_ms = duration_ms(hold_s, f"{self.kind} {self.name!r}: hold_s", least=0)
         self._check(process)
         for name, callback in (("on_timer", on_timer), ("on_event_timer", on_event_timer)):
             if callback is None:
@@ -139,6 +142,7 @@ class ProcessStage(Stage):
         if self._on_event_timer is not None:
             self.user.event_timers = self._event_timers
         self._map = KeyedMap(self.user.state, context.epochs)
+        self._hold_ms = operator.hold_ms
         self._records: Iterator[Any] = iter(())  # of the present batch
         self.event_time = context.event_time
 
@@ -190,6 +194,9 @@ class ProcessStage(Stage):
         if due is None or user.mark is None or due > user.mark:
             return iter(())
         return self._call_timers(self._event_timers.due(user.mark, math.inf), self._on_event_timer, 1)
+
+    def watermark(self, watermark: int | None) -> int | None:
+        return held_back(watermark, self._hold_ms)
 
     def _last(self) -> Iterator[tuple[float, Any, bool]]:
         """Removes the timers one after the other at the end of the input, as `Timers.due` does. Those that are set

@@ -285,9 +285,8 @@ class _Windowing(Stage):
                 self._map.close(start)
 
     def watermark(self, watermark: int | None) -> int | None:
-        # Results have the time of their window's end, which the watermark has reached. So they would always be late
-        # themselves.
-        return watermark
+        # Results may be taken by the starts of their windows.
+        return watermark if watermark in (None, IDLE, END_OF_TIME) else self._windowed.window.first_open(watermark)
 
     def wants_whole(self) -> bool:
         return self._map.wants_whole

@@ -9,18 +9,21 @@ after the first record that no result shows. With `updates="retract"` each resul
 taken back, with -1, when the result has changed.
 
 A record must never count in a window whose results have left for the last time, and what leaves must not depend on the
-order in which records that are not late come, unless the function itself depends on it.
+order in which records that are not late come, unless the function itself depends on it. Results must not be late for a
+window downstream that takes them by the start of their window: the watermark downstream is held back to the start of
+the first window that has no last result yet. What leaves again because of late records is not waited for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.watermark import (
+    END_OF_TIME,
     IDLE,
     are_plain,
     as_ms,
@@ -138,6 +141,8 @@ class _Windows(Stage):
         # The windows that the watermark is to close, as (key, window). Sessions that were merged or have other ends now
         # are dead entries.
         self._ends = Agenda(lambda _, window: self._kept.has(*window))
+        # The starts of sessions, as (key, start), of which those are alive that have no last result yet.
+        self._starts = Agenda(lambda _, begun: self._is_open(*begun))
         # Of windows that have had results: [whether the watermark has reached the end, the records since the last
         # result, the last result, if it may have to be taken back].
         self._said = NestedMap("said", context.epochs)
@@ -284,7 +289,7 @@ class _Windows(Stage):
             self._said.set(key, into, (fired, since, None))
         if due is not None and not fired:  # the first record that no result shows does not wait anew
             self._due.add((key, into), due)
-        self._await_end(key, into)
+        self._await_end(key, into, {place[0] for place in merged})
 
     def _add_by_count(self, key: Any, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
         window = self._window
@@ -327,9 +332,19 @@ class _Windows(Stage):
         if self._early_s is not None and since and (key, place) not in self._due:
             self._due.add((key, place), self.context.wall() + self._early_s)
 
-    def _await_end(self, key: Any, place: Place) -> None:
-        assert place[1] is not None
-        self._ends.add(place[1], (key, place))
+    def _await_end(self, key: Any, place: Place, begun: Collection[int | None] = ()) -> None:
+        """Notes when a window ends. `begun`: where the sessions began that it was made of."""
+        start, end = place
+        assert start is not None
+        assert end is not None
+        self._ends.add(end, (key, place))
+        if isinstance(self._window, Session) and start not in begun:
+            self._starts.add(start, (key, start))
+
+    def _is_open(self, key: Any, start: int) -> bool:
+        """Whether a session of the key that begins here waits for its end."""
+        said = self._said.of(key)
+        return any(place[0] == start and not said.get(place, (False,))[0] for place in self._kept.windows(key))
 
     # --- results -----------------------------------------------------------------------------------------------
 
@@ -364,6 +379,19 @@ class _Windows(Stage):
         if (first := self._ends.first()) is None or first[0] > self._watermark:
             return iter(())
         return in_pieces(self._ended(self._watermark))
+
+    def watermark(self, watermark: int | None) -> int | None:
+        # Results, and records of rows and pairs, may be taken by times from the starts of their windows on.
+        if watermark is None or watermark in (IDLE, END_OF_TIME):
+            return watermark
+        window = self._window
+        if isinstance(window, Sliding):
+            return window.first_open(watermark)
+        if isinstance(window, Session):
+            first = self._starts.first()
+            new = watermark - window.gap + 1  # a record of an earlier time would be in a session that has ended
+            return new if first is None else min(new, int(first[0]))
+        return watermark
 
     def _ended(self, watermark: int) -> Iterator[Any]:
         ends = self._ends
@@ -438,6 +466,8 @@ class _Windows(Stage):
             fired = self._said.of(key).get(place, (False, 0, None))[0]
             if place[1] is not None and self._in_event_time:
                 self._ends.add(place[1] + (self._lateness if fired else 0), (key, place))
+                if isinstance(self._window, Session) and not fired:
+                    self._starts.add(place[0], (key, place[0]))
             if due is not None and not fired:
                 self._due.add((key, place), due)
 
@@ -446,6 +476,7 @@ class _Windows(Stage):
         self._said.drop()
         self._counts.drop()
         self._ends.clear()
+        self._starts.clear()
         self._due.clear()
 
 

@@ -6,6 +6,7 @@ Records must never be told apart by what they are: an operator with two inputs k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.runtime.errors import FlowError
@@ -70,6 +71,7 @@ class ConnectedStreams(Generic[K_co, T_co, V_co]):
         outputs: tuple[str, ...] = (),
         on_timer: Callable[..., Iterable[Any] | None] | None = None,
         on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
+        hold_s: float | timedelta = 0.0,
         **options: Unpack[Options],
     ) -> Stream[Any]:
         """What a function makes of the records of each input, with state by key that both see.
@@ -87,6 +89,7 @@ class ConnectedStreams(Generic[K_co, T_co, V_co]):
             outputs=outputs,
             on_timer=on_timer,
             on_event_timer=on_event_timer,
+            hold_s=hold_s,
             **options,
         )
         return warned_of_event_timers(operator, self._flow._add(operator, (self._first,), (self._second,)))

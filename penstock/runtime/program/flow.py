@@ -1176,6 +1176,7 @@ class KeyedStream(Generic[K_co, T_co]):
         outputs: tuple[str, ...] = (),
         on_timer: Callable[..., Iterable[Any] | None] | None = None,
         on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
+        hold_s: float | timedelta = 0.0,
         **options: Unpack[Options],
     ) -> Stream[Any]: ...
 
@@ -1187,6 +1188,7 @@ class KeyedStream(Generic[K_co, T_co]):
         outputs: tuple[str, ...] = (),
         on_timer: Callable[..., Iterable[Any] | None] | None = None,
         on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
+        hold_s: float | timedelta = 0.0,
         **options: Unpack[Options],
     ) -> Stream[U]: ...
 
@@ -1197,15 +1199,18 @@ class KeyedStream(Generic[K_co, T_co]):
         outputs: tuple[str, ...] = (),
         on_timer: Callable[..., Iterable[Any] | None] | None = None,
         on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
+        hold_s: float | timedelta = 0.0,
         **options: Unpack[Options],
     ) -> Stream[Any]:
         """fn(ctx, key, record), or a ProcessFunction, with state by key; `outputs` names its side outputs.
         `on_timer(ctx, key, at_ms)` is called for each timer that `ctx.set_timer` has set, when it is due, and
         `on_event_timer(ctx, key, at_ms)` for each that `ctx.set_event_timer` has set, when the watermark has reached
-        its time."""
+        its time. What an event timer emits with its own time, or a later one, is not late downstream. A function that
+        emits records whose times are further back, such as stored ones, says by how much: the watermark downstream is
+        `hold_s` earlier."""
         if isinstance(process, ProcessFunction):
             check_picklable(process, "process")
-        operator = Processing(process, outputs, on_timer, on_event_timer, **options)
+        operator = Processing(process, outputs, on_timer, on_event_timer, hold_s, **options)
         return warned_of_event_timers(operator, self._stream._flow._add(operator, (self._stream,)))
 
     def connect(self, other: KeyedStream[Any, V] | Stream[V]) -> ConnectedStreams[K_co, T_co, V]:
