@@ -421,6 +421,13 @@ class Job:
             self._news.set()
 
     def _print_console(self) -> None:
+        try:
+            self._print_lines()
+        finally:
+            with suppress(Exception, SystemExit):  # the host has gone, or goes
+                self._link.console(None, True)  # sinks wait for this program no more
+
+    def _print_lines(self) -> None:
         seen = 0
         while True:
             over = self._drained.is_set()

@@ -58,7 +58,7 @@ class JobLink(Protocol):
         all."""
         ...
 
-    def console(self, seen: int, last: bool) -> tuple[int, list[str]]:
+    def console(self, seen: int | None, last: bool) -> tuple[int, list[str]]:
         """Returns what JobRunner.console returns, after waiting for new lines; with `last`, without waiting. Raises
         TimeoutError."""
         ...

@@ -125,8 +125,8 @@ class JobMaster:
     def collected(self, channel: str, last: bool = False) -> list[Encoded]:
         return self._runner.collected(channel, last)
 
-    def console(self, seen: int, timeout: float) -> tuple[int, list[str]]:
-        return self._runner.console(seen, timeout)
+    def console(self, driver: Driver, seen: int | None, timeout: float) -> tuple[int, list[str]]:
+        return self._runner.console(driver, seen, timeout)
 
     def savepoint(self, url: str, timeout_s: float | None = None) -> None:
         self._runner.savepoint(url, timeout_s)

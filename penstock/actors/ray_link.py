@@ -141,11 +141,11 @@ class RayLink:
         found: list[Encoded] = self._watched(call) if last else self._get(call)
         return found
 
-    def console(self, seen: int, last: bool) -> tuple[int, list[str]]:
+    def console(self, seen: int | None, last: bool) -> tuple[int, list[str]]:
         """See JobLink. A JobMaster that hangs is killed, and the next one has more to print. So only the last call,
         after the job's end, has a time limit."""
         cluster.stop_at_exit()
-        call = self.handle.console.remote(seen, 0.0 if last else _CONSOLE_S)
+        call = self.handle.console.remote(self._driver, seen, 0.0 if last else _CONSOLE_S)
         found: tuple[int, list[str]] = self._get(call, _LAST_LINES_S if last else None)
         return found
 

@@ -123,9 +123,9 @@ class LocalJob:
         self._check_process()
         return self._runner.collected(channel, last)
 
-    def console(self, seen: int, last: bool) -> tuple[int, list[str]]:
+    def console(self, seen: int | None, last: bool) -> tuple[int, list[str]]:
         """See JobLink."""
-        return self._runner.console(seen, 0.0 if last else _CONSOLE_S)
+        return self._runner.console(self._driver, seen, 0.0 if last else _CONSOLE_S)
 
     def wait_for_end(self) -> JobEnd:
         """See JobLink."""

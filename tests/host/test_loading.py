@@ -66,7 +66,7 @@ def test_drivers_hear_of_the_end_and_the_last_one_lets_it_leave() -> None:
     for driver in drivers:
         assert runner.outcome(driver) == JobEnd("FAILED", "no module")
         assert (runner.status()["state"], runner.last_status()["error"]) == ("FAILED", "no module")
-        assert (runner.collected("out", last=True), runner.console(0, 10.0)) == ([], (0, []))
+        assert (runner.collected("out", last=True), runner.console(Driver.here(""), 0, 10.0)) == ([], (0, []))
         runner.stop()
         runner.cancel()
         assert not left.is_set(), "a driver has not all yet"

@@ -97,7 +97,11 @@ _STATUS_S = 1.0
 # All sources put a barrier into their streams at the same instant, this long after the epoch was decided, so that every
 # worker has the command by then. A task that has one barrier and waits for another one holds up records meanwhile.
 _TRIGGER_AHEAD_NS = 10_000_000
+# The number of lines that Console sinks may be ahead of a driver that prints them, or that are kept when no driver
+# does; the time between two looks whether such a driver lives; and the time in which the first one may begin to print.
 _CONSOLE_LINES_MAX = 10_000
+_CONSOLE_LOOK_S = 0.5
+_CONSOLE_FIRST_S = 30.0
 # The time between two looks at the spare processes, and the time that a job has run when it gets the first ones. To
 # start a process takes half a second of a core, which shows in the latency of a job that uses all cores.
 _SPARES_S = 1.0
@@ -207,7 +211,9 @@ class JobRunner:
         self._lock = threading.Lock()  # of `_requests` and `_request_numbers`
         self._reports: Resequencer[tuple[int, int], Report] = Resequencer()  # used in `report` only
         self._collected = Collected(options.store is not None)
-        self._console: deque[str] = deque(maxlen=_CONSOLE_LINES_MAX)
+        self._console: deque[str] = deque()  # lines, the newest last
+        self._printed: dict[Driver, int] = {}  # how many lines each driver that prints them has printed
+        self._has_printed = False  # whether a driver has ever asked for lines
         self._console_total = 0
         self._console_more = threading.Condition()
         self._early = StatusBuilder(plan)  # builds the status while there is no JobHost
@@ -298,12 +304,20 @@ class JobRunner:
             self.ended.wait()
         return self._collected.get(channel)
 
-    def console(self, seen: int, timeout: float) -> tuple[int, list[str]]:
-        """Waits until a Console sink has sent more than `seen` lines. Returns the number of lines so far, and the new
-        lines. The oldest of the new lines are missing when there were too many to keep."""
+    def console(self, driver: Driver, seen: int | None, timeout: float) -> tuple[int, list[str]]:
+        """Waits until a Console sink has sent more than `seen` lines, which the driver has printed. Returns the number
+        of lines so far, and the new lines. While the driver lives, no line is left out: sinks wait for it. Lines that
+        nobody has printed are kept up to a limit for a driver that comes later. `seen` is None when the driver prints
+        no more lines."""
         with self._console_more:
+            self._has_printed = True
+            if seen is None:
+                self._printed.pop(driver, None)
+                self._console_more.notify_all()
+                return self._console_total, []
             # A driver may have seen more lines than there are, from a JobMaster that has died.
-            seen = min(seen, self._console_total)
+            seen = self._printed[driver] = min(seen, self._console_total)
+            self._console_more.notify_all()
             self._console_more.wait_for(lambda: self._console_total > seen or self.ended.is_set(), timeout)
             new = min(self._console_total - seen, len(self._console))
             return self._console_total, list(self._console)[len(self._console) - new :]
@@ -491,8 +505,26 @@ class JobRunner:
                 self._console.extend(lines)
                 self._console_total += len(lines)
                 self._console_more.notify_all()
+                # Reports are taken one after the other, so that the sinks of all workers wait.
+                until = None if self._has_printed else time.monotonic() + _CONSOLE_FIRST_S
+                while not self.ended.is_set() and (unprinted := self._unprinted(until)) > _CONSOLE_LINES_MAX:
+                    self._console_more.wait(_CONSOLE_LOOK_S)
+                if not self.ended.is_set():
+                    for _ in range(len(self._console) - max(_CONSOLE_LINES_MAX, unprinted)):
+                        self._console.popleft()
             return
         self._collected.take(sent)
+
+    def _unprinted(self, until: float | None) -> int:
+        """Returns how many lines the slowest driver that prints has yet to print; 0 when no driver prints. Before the
+        first driver has asked, which it may do `until` this time, it has yet to print all lines."""
+        if not self._has_printed:
+            return self._console_total if until is not None and time.monotonic() < until else 0
+        late = {d for d, seen in self._printed.items() if self._console_total - seen > _CONSOLE_LINES_MAX}
+        for driver in late:
+            if not self._drivers.lives(driver):
+                del self._printed[driver]
+        return max((self._console_total - seen for seen in self._printed.values()), default=0)
 
     # --- the job's life ------------------------------------------------------------------------------------
 

@@ -91,6 +91,10 @@ class Drivers:
             passed += min(now - last, 2 * _LOOK_S)
             last = now
 
+    def lives(self, driver: Driver) -> bool:
+        """Returns whether a driver lives."""
+        return self._lives(driver)
+
     def wake(self) -> None:
         """Make `wait` look at once."""
         with self._changed:

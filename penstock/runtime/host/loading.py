@@ -81,7 +81,7 @@ class UnloadedRunner:
     def collected(self, channel: str, last: bool = False) -> list[Encoded]:
         return []
 
-    def console(self, seen: int, timeout: float) -> tuple[int, list[str]]:
+    def console(self, driver: Driver, seen: int | None, timeout: float) -> tuple[int, list[str]]:
         return 0, []
 
     def savepoint(self, url: str, timeout_s: float | None = None) -> None:

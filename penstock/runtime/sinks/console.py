@@ -26,6 +26,9 @@ class Console(Sink):
     `limit`: how many records of each task of the sink are printed. Later records are dropped. With None all records are
     printed.
 
+    While the program that started the job prints more slowly than records come, the sink waits, as every sink does.
+    When that program has gone, the last 10,000 lines are kept for a program that attaches to the job.
+
     Guarantee in a job with epochs: at least once. After a failure the lines since the last complete epoch may be
     printed again, and `limit` counts from the beginning again.
 
