@@ -621,3 +621,27 @@ def test_a_compaction_that_fails_leaves_nothing_that_is_spared(
     keeper.save(manifest(2))
     keeper._collect()
     assert list((tmp_path / "job" / "snapshots").iterdir()) == []
+
+
+def test_what_is_compacted_from_a_compacted_snapshot_in_no_manifest_yet_is_spared(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JobMaster changes the series of the last manifest, from which the next compaction takes it."""
+    keeper, store = watched.keeper, watched.store
+    monkeypatch.setattr(keeper_module, "compact_snapshots", lambda *given: store.put(given[4], [BIG]))
+    series = [watched.blob(1), watched.blob(2)]
+    keeper.save(watched.manifest(2, *series))
+    made: list[Blob] = []
+    for old in (series, made):
+        keeper._compact_all({0: list(old)}, 8, 2, lambda task, old, new: made.append(new))
+    for epoch in (3, 4):
+        keeper._collect()
+        assert [store.get(blob) for blob in made] == [BIG, BIG]
+        keeper.save(watched.manifest(epoch, made[1]))
+    keeper._collect()
+    assert made[0].name not in store.sizes()
+    for epoch in (5, 6):
+        assert store.get(made[1]) == BIG
+        keeper.save(watched.manifest(epoch))
+        keeper._collect()
+    assert made[1].name not in store.sizes()

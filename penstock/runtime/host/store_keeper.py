@@ -276,7 +276,8 @@ class StoreKeeper:
         # an epoch that the job may go back to.
         there = {blob.name for manifest in self._kept for blob in manifest.blobs()}
         for name, first in list(self._compacted.items()):
-            if first is not None and first not in there:
+            # The first of them may itself be compacted, and be in no manifest yet.
+            if first is not None and first not in there and first not in self._compacted:
                 del self._compacted[name]
         return self.store.collect(_EPOCHS_KEPT, list(self._compacted))
 
