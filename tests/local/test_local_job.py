@@ -282,6 +282,34 @@ def test_a_transport_that_the_machine_does_not_have(fresh_name: Callable[[], str
         job.wait(LIMIT_S, progress=False)
 
 
+def test_the_store_of_a_running_job_does_not_grow_with_its_compactions(
+    fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    """A key of 40 is set in each epoch, and all snapshots are too large to be part of a manifest."""
+    flow = ps.Flow(fresh_name(), parallelism=1)
+
+    def remember(ctx: ps.ProcessContext, key: int, i: int) -> None:
+        ctx.set(os.urandom(10_000))
+
+    numbers = flow.read(ps.sources.Generator(lambda i: i, rate=200), name="numbers")
+    numbers.key_by(lambda i: i // 10 % 40).process(remember, name="remember").write(ps.sinks.Null())
+    job = ps.run(flow, local=True, checkpoints=str(tmp_path), epoch_interval_s=0.05)
+    files = tmp_path / flow.name / "snapshots"
+    compacted: set[str] = set()
+
+    def many() -> bool:
+        compacted.update(path.name for path in files.glob("*-to-*"))
+        return len(compacted) >= 12
+
+    wait_until(many, "twelve compactions")
+    after = job.status()["epochs"]["complete"] + 6  # old files are deleted at every fifth epoch
+    wait_until(lambda: job.status()["epochs"]["complete"] > after, "old files were deleted")
+    left = [path.name for path in files.glob("*-to-*")]
+    job.cancel()
+    assert job.wait(LIMIT_S, progress=False)["state"] == "CANCELLED"
+    assert len(left) <= 8, left
+
+
 def test_a_job_is_stopped_and_cancelled(fresh_name: Callable[[], str]) -> None:
     for word, state in (("stop", "FINISHED"), ("cancel", "CANCELLED")):
         job = ps.run(ticking(fresh_name(), 10**6), workers=2, local=True)
