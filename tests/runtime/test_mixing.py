@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.runtime.program.flow import Flow, Stream
@@ -89,7 +91,10 @@ def test_where_the_user_mixes_the_records_before_watermarks_the_late_ones_are_ex
     assert "before 'marks' by rebalance from 'tills' (x2) to 'marks' (x4)" in said
     assert "put .watermark(...) directly after .read(...)" in said
     text = " ".join(rebalanced().explain(4).split())
-    assert "warning: records of several tasks meet before they get watermarks: before 'marks' by rebalance" in text
+    assert (
+        "warning: records of several tasks or splits meet before they get watermarks: before 'marks' by rebalance"
+        in text
+    )
 
 
 def test_the_number_of_tasks_of_watermarks_is_that_of_their_input_unless_it_is_given() -> None:
@@ -102,7 +107,8 @@ def test_the_number_of_tasks_of_watermarks_is_that_of_their_input_unless_it_is_g
     plan = flow.plan(4)
     tasks = {name: plan.chain_of(name).parallelism for name in "abcde"}
     assert tasks == {"a": 1, "b": 5, "c": 2, "d": 3, "e": 2}
-    assert sorted(mixing(plan)) == ["b", "d", "e"]
+    # Source "one" has several splits and two watermark operators, of which neither can be in its task.
+    assert sorted(mixing(plan)) == ["a", "b", "d", "e"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,8 @@ def test_the_number_of_tasks_of_watermarks_is_that_of_their_input_unless_it_is_g
         (lambda flow: flow.read(Behind(), parallelism=2).map(dict), ["rebalance from 'read' (x2) to 'map' (x4)"]),
         (lambda flow: flow.read(Behind(), parallelism=2).to_first(), ["global from 'read' (x2) to 'marks' (x4)"]),
         (lambda flow: flow.read(Behind(), parallelism=2), None),
-        (lambda flow: flow.read(Behind(), parallelism=1).rebalance(), None),
+        # The task of the source reads several splits.
+        (lambda flow: flow.read(Behind(), parallelism=1).rebalance(), ["rebalance from 'read' (x1) to 'marks' (x4)"]),
         # Its other three tasks have nothing to read.
         (lambda flow: flow.read(ps.sources.Memory([1])).rebalance(), None),
         (
@@ -150,4 +157,57 @@ def test_a_job_tells_of_mixing_when_it_starts_and_after_late_records(
     (said,) = caplog.messages
     assert "before 'marks' by rebalance from 'tills' (x2) to 'marks' (x2)" in said
     assert job.wait(60)["mixing"] == {"marks": ["rebalance from 'tills' (x2) to 'marks' (x2)"]}
-    assert "The likely cause: records of several tasks meet" in caplog.messages[-1]
+    assert "The likely cause: records of several tasks or splits meet" in caplog.messages[-1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    splits=st.integers(1, 5),
+    tasks=st.integers(1, 3),
+    chaining=st.booleans(),
+    readers=st.integers(0, 2),
+    batch_size=st.sampled_from((7, 100, 1000)),
+)
+def test_no_plan_makes_a_record_late_that_was_not_late_in_its_split(
+    splits: int, tasks: int, chaining: bool, readers: int, batch_size: int
+) -> None:
+    """A watermark directly behind a source is in the tasks of the source, whoever else reads the source."""
+    flow = Flow("splits", parallelism=tasks, chaining=chaining)
+    made = flow.read(ps.sources.Generator(_of_time, limit=600, splits=splits), name="made")
+    counts = made.watermark("ms").key_by("k").window(ps.Tumbling(1)).count(name="counts")
+    counts.write(ps.sinks.Null(), name="out")
+    for reader in range(readers):
+        made.map(str, name=f"text {reader}").write(ps.sinks.Null(), name=f"other {reader}")
+    found = ps.testing.run(flow, parallelism=tasks, batch_size=batch_size)
+    assert sum(count for *_, count in found["out"]) == 600
+    for reader in range(readers):
+        assert sorted(found[f"other {reader}"]) == sorted(str(_of_time(i)) for i in range(600))
+    plan = flow.plan(tasks)
+    assert mixing(plan) == {}
+    assert plan.chain_of("watermark").source is not None
+
+
+def _of_time(i: int) -> dict[str, int]:
+    return {"ms": 10 * i, "k": i % 3}
+
+
+def test_a_watermark_that_leaves_out_records_stays_behind_the_fork() -> None:
+    """The other readers of the source get the records that it leaves out."""
+    flow = Flow("job")
+    made = flow.read(ps.sources.Memory([{"ms": 1}, {"ms": None}], splits=1), name="made")
+    made.watermark("ms", on_error="skip").write(ps.sinks.Null(), name="marked")
+    made.write(ps.sinks.Null(), name="all")
+    found = ps.testing.run(flow)
+    assert found["marked"] == [{"ms": 1}]
+    assert found["all"] == [{"ms": 1}, {"ms": None}]
+
+
+def test_a_local_job_counts_all_records_of_splits_that_two_operators_read(tmp_path: Any) -> None:
+    flow = Flow("forked-splits", parallelism=2)
+    counts, sink = ps.sinks.Collect(), ps.sinks.Null()
+    made = flow.read(ps.sources.Generator(_of_time, limit=20_000, splits=4), name="made")
+    made.watermark("ms").key_by("k").window(ps.Tumbling(3)).count(name="counts").write(counts, name="out")
+    made.write(sink, name="other")
+    status = ps.run(flow, workers=2, local=True, spares=False, checkpoints=tmp_path).wait(60, progress=False)
+    assert sum(count for *_, count in counts.records()) == 20_000
+    assert status["late_dropped"] == {}

@@ -3,7 +3,8 @@
 The watermark of a task is the greatest time that the task has seen, less what the user allows. When the task gets
 records of several senders, and one sender is behind the others, its records are behind the watermark: they are late,
 and windows drop them. This does not depend on the records alone. A sender can be behind because its worker has less of
-the machine, or because it has gone back to an epoch. Such an exchange *mixes* the records. A plan with mixing can run,
+the machine, or because it has gone back to an epoch. Such an exchange *mixes* the records. So does one that passes on
+what a task of a source has read of several splits, in whatever order it reads them. A plan with mixing can run,
 so this module only says where the mixing is; it must never refuse a plan.
 """
 
@@ -30,7 +31,7 @@ def mixing_words(mixed: dict[str, list[str]]) -> str:
         return ""
     where = "; ".join(f"before {mark!r} by {' and '.join(exchanges)}" for mark, exchanges in mixed.items())
     return (
-        f"records of several tasks meet before they get watermarks: {where}. When one of these tasks is behind the "
+        f"records of several tasks or splits meet before they get watermarks: {where}. When one of these is behind the "
         "others, which can happen with more workers or after a failure, its records are late. Assign watermarks right "
         "after the source, with its parallelism: put .watermark(...) directly after .read(...), without a parallelism "
         "of its own, and before rebalance(), union() and the like"
@@ -47,6 +48,10 @@ def _mixing_before(plan: Plan, chain: Chain) -> list[Exchange]:
         coming = [exchange for exchange in plan.exchanges if exchange.target == target.index]
         if any(len(_senders(plan, coming, receiver)) > 1 for receiver in range(target.parallelism)):
             found += coming
+        else:  # only in the tasks of the source is it known which split a record comes from
+            found += [
+                exchange for exchange in coming if any(len(one) > 1 for one in plan.chains[exchange.source].splits)
+            ]
         for exchange in coming:
             if exchange.source not in seen:
                 seen.add(exchange.source)

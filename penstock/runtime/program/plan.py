@@ -199,7 +199,12 @@ def make_plan(
                 f"({tasks_of[edge.target]} tasks): forward needs equal parallelism; use rebalance()"
             )
 
-    fused = {edge for edge in graph.edges if chaining and _can_fuse(graph, edge, tasks_of, fuse_keys)}
+    graph = _with_watermarks_in_sources(graph, tasks_of)
+    fused = {
+        edge
+        for edge in graph.edges
+        if (chaining or _is_of_source(graph, edge)) and _can_fuse(graph, edge, tasks_of, fuse_keys)
+    }
     chains: list[Chain] = []
     chain_of: dict[str, int] = {}
     for name in graph.ordered():
@@ -271,6 +276,43 @@ def _parallelism(graph: Graph, default: int) -> dict[str, int]:
         if isinstance(operator, MakeWatermarks) and operator.parallelism is None and not divided:
             tasks_of[name] = max(tasks_of[edge.source] for edge in edges)
     return tasks_of
+
+
+def _is_of_source(graph: Graph, edge: Edge) -> bool:
+    """Returns whether an edge leads from a source directly to a watermark operator that should be in its tasks: only
+    there it is known which split each record comes from. So it is fused also without chaining."""
+    return isinstance(graph.operators[edge.source], Read) and isinstance(graph.operators[edge.target], MakeWatermarks)
+
+
+def _with_watermarks_in_sources(graph: Graph, tasks_of: dict[str, int]) -> Graph:
+    """Returns the graph in which a watermark operator directly behind a source stands between the source and all other
+    readers of the source. It passes all records on, so the others get what they got before; and it can be fused with
+    the source, where each split has a watermark of its own. An operator that may leave out records that fail, or has a
+    second input, stays where it is, and so does all that reads a source with two watermark operators."""
+    moved: dict[str, str] = {}  # source -> its watermark operator
+    for name, operator in graph.operators.items():
+        if not isinstance(operator, Read):
+            continue
+        readers = [edge for edge in graph.outgoing(name) if edge.output is None]
+        marks = [edge for edge in readers if isinstance(graph.operators[edge.target], MakeWatermarks)]
+        if len(readers) < 2 or len(marks) != 1:
+            continue
+        (mark,) = marks
+        of_mark = graph.operators[mark.target]
+        direct = mark.grouping is None or isinstance(mark.grouping, Forward)
+        alone = len(graph.incoming(mark.target)) == 1 and tasks_of[name] == tasks_of[mark.target]
+        if direct and alone and of_mark.on_error == "fail":
+            moved[name] = mark.target
+    if not moved:
+        return graph
+    found = copy(graph)
+    found.edges = [
+        replace(edge, source=moved[edge.source])
+        if edge.source in moved and edge.output is None and edge.target != moved[edge.source]
+        else edge
+        for edge in graph.edges
+    ]
+    return found
 
 
 def fused_by_key(plan: Plan, operator: str) -> bool:
