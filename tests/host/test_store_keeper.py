@@ -645,3 +645,25 @@ def test_what_is_compacted_from_a_compacted_snapshot_in_no_manifest_yet_is_spare
         keeper.save(watched.manifest(epoch))
         keeper._collect()
     assert made[1].name not in store.sizes()
+
+
+def test_a_compaction_that_begins_while_files_are_deleted_is_spared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is known before its file is there, so that whoever lists the file knows it."""
+    store = Store.open(tmp_path, "job")
+    keeper = StoreKeeper(store, Collected(epochs=True), lambda reason: None, thread=False)
+    content = b"x" * (INLINE_BYTES + 1)
+    old = [store.put("snapshots/00000001-0-0", [content])]
+    keeper.save(manifest(2))
+    made: list[Blob] = []
+    list_ours = store._ours
+    monkeypatch.setattr(keeper_module, "compact_snapshots", lambda *given: store.put(given[4], [content]))
+
+    def compacts_first() -> list[str]:
+        keeper._compact_all({0: list(old)}, 8, 2, lambda task, blobs, new: made.append(new))
+        return list_ours()
+
+    monkeypatch.setattr(store, "_ours", compacts_first)
+    keeper._collect()
+    assert store.get(made[0]) == content

@@ -38,7 +38,7 @@ import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -522,9 +522,10 @@ class Store:
             )
         return None
 
-    def collect(self, keep: int, spare: Collection[str] = ()) -> int:
+    def collect(self, keep: int, spare: Container[str] = ()) -> int:
         """Deletes all epochs but the newest `keep` usable ones, and the blobs that none of these needs. The blobs of
-        the names in `spare` stay, also while they are being written: a later manifest may refer to them.
+        the names in `spare` stay, also while they are being written: a later manifest may refer to them. Another thread
+        may add a name before it writes the blob, because `spare` is asked about files that are there.
 
         Blobs and hidden files of epochs after the newest usable one stay, because they may belong to an epoch that is
         not complete yet. The number decides and not the age, because a blob can be older than the manifest of the epoch
@@ -535,7 +536,7 @@ class Store:
         """
         assert keep >= 1, f"keep={keep}: without an epoch the job could not start again"
         try:
-            return self._collect(keep, frozenset(name.rpartition("/")[2] for name in spare))
+            return self._collect(keep, spare)
         except StoreError as error:
             self._complain(error)
             return 0
@@ -577,7 +578,7 @@ class Store:
             f"{self.job!r} use one checkpoint store; end one of them, or give it another name or store."
         )
 
-    def _collect(self, keep: int, spare: frozenset[str]) -> int:
+    def _collect(self, keep: int, spare: Container[str]) -> int:
         kept: list[Manifest] = []
         old: list[int] = []
         for epoch in self.epochs():
@@ -606,7 +607,8 @@ class Store:
             assert match is not None
             if int(match.group(1)) > newest or name in needed or _MANIFEST.fullmatch(name):
                 continue
-            if _HIDDEN.sub(r"\1", name.rpartition("/")[2]) not in spare:
+            blob = _HIDDEN.sub(r"\1", name.rpartition("/")[2])
+            if f"{_SNAPSHOTS}/{blob}" not in spare:
                 stale.append(name)
         return deleted + self._delete(stale)
 

@@ -279,7 +279,8 @@ class StoreKeeper:
             # The first of them may itself be compacted, and be in no manifest yet.
             if first is not None and first not in there and first not in self._compacted:
                 del self._compacted[name]
-        return self.store.collect(_EPOCHS_KEPT, list(self._compacted))
+        # The names themselves and no copy of them: a compaction may begin while files are looked at.
+        return self.store.collect(_EPOCHS_KEPT, self._compacted)
 
     # --- looking after what is saved -----------------------------------------------------------------------------
 
