@@ -924,6 +924,13 @@ def resume(directory: Path) -> None:
     done, records = pickling.loads(peer.raw(pickling.dumps((functions[0], (10,)))))
     assert done, records
     assert not wrong(records)
+    # What this program writes again, as a compaction does, has the classes of the job's program for its processes.
+    check = next(function for function in functions if function.__name__ == "wrong")
+    with pickling.belonging_to(old):
+        again = pickling.dumps((check, (records,)))
+    done, problems = pickling.loads(peer.raw(again))
+    assert done, problems
+    assert problems == []
 
 
 def gone(directory: Path) -> None:

@@ -198,6 +198,7 @@ class Program:
                 own = getattr(own, part, None)
             if isinstance(own, type) and number == 0:
                 _own[name] = own
+                self._references[own] = (*name, layout(own))  # what this process writes again has the same name
 
     def reference(self, class_: type) -> tuple[str, str, str, int, str] | None:
         """Returns what a pickle has in place of a class of the program, for `_find`."""
