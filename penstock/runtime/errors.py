@@ -74,7 +74,6 @@ the place that raises them:
     Exception
     ├── BadPlace                  a path or URL cannot be used as it is; says what to change
     ├── DidNotStart               an attempt to start Spark has failed
-    ├── _Mistyped                 a value in a CSV file is not of its column's type
     ├── _NotInSpark               a type has no exact counterpart in Spark
     ├── NotAsWritten              what has the name of a store's file is certainly not that file (FileNotFoundError)
     ├── NotAsAgreed               what a peer has sent cannot be meant for this process; it is disconnected (OSError)

@@ -171,6 +171,10 @@ def _key(record: tuple[int, str]) -> Any:
     return {"no hash": [number], "no stable hash": object()}.get(kind, number % 3)
 
 
+def _number_of(record: Any) -> Any:
+    return record[1]
+
+
 def _value(record: tuple[int, str]) -> int:
     if record[1] == "value fails":
         raise ValueError(record)
@@ -204,7 +208,7 @@ def test_the_list_that_was_emitted_is_not_changed() -> None:
         assert batch == [3, 1, 2]
 
 
-@pytest.mark.parametrize("combiner", [None, Count(), Sum(_value)])
+@pytest.mark.parametrize("combiner", [None, Count(), Sum(_number_of)])
 @pytest.mark.parametrize("policy", ["skip", "dead_letter"])
 def test_each_record_of_a_bad_key_fails(combiner: Aggregate | None, policy: OnError) -> None:
     """Also where a combiner would make one partial of them, and in one pass however many there are."""
