@@ -1,6 +1,6 @@
-# Every target sets up what it needs. PYTHON is the interpreter that .venv is made with (3.10 to 3.12).
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
-	  $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
+# Every target sets up what it needs. PYTHON is the interpreter that .venv is made with (3.10 to 3.14).
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3.13 python3.14 python3; do \
+	  $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # An editable install maps the modules that it found, so a new module (a changed folder) calls for it again.
@@ -23,7 +23,7 @@ help: ## this list
 setup: .venv/installed .venv/tools ## make .venv with all tools and Spark, pinned, and build the native core
 
 .venv/packages: requirements/run.txt
-	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.10, 3.11 or 3.12 (Debian: apt-get install python3 python3-venv)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.10 to 3.14 (Debian: apt-get install python3 python3-venv)"; exit 1; }
 	@command -v c++ >/dev/null || { echo "Penstock needs a C++ compiler (Debian: apt-get install g++ python3-dev)"; exit 1; }
 	@test -d .venv || $(PYTHON) -m venv .venv
 	$(PIP) --no-compile -r requirements/run.txt

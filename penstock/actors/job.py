@@ -36,7 +36,7 @@ from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.sinks.base import Sink
 from penstock.runtime.storage import filesystems
-from penstock.runtime.units import renamed, seconds, whole
+from penstock.runtime.units import seconds, whole
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,6 @@ class Job:
                 return {**last, "master_silent_s": self._link.silent_s}
             return status
 
-    @renamed(timeout="timeout_s")
     def wait(self, timeout_s: float | timedelta | None = None, *, progress: bool | None = None) -> dict[str, Any]:
         """Wait for the end of the job, and return its last status.
 

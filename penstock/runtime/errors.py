@@ -18,7 +18,6 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── EvaluationError           an expression cannot be evaluated for a record
     ├── RecordError               one record made a user function or a codec fail while the job ran
     ├── Poison                    one record has killed its worker's process several times; told to the error policy
-    ├── _Renamed                  an attribute has another name since an earlier release (also an AttributeError)
     ├── JobError                  about a job as a whole
     │   ├── JobFailed             it ran and ended by an error; carries the first cause
     │   │   └── ClusterGone       the Ray cluster under it is no more; the job's last complete epoch is

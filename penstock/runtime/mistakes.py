@@ -89,7 +89,6 @@ def refusing(function: F, name: str | None = None) -> F:
     if rest == ["options"]:
         known += OPTIONS
     chosen = rest not in ([], ["options"])  # the user chooses the names of results
-    renamed = getattr(function, "renamed", {})  # see units.py, whose function says more about these
     name = name or function.__name__
     takes = ", ".join(known) or "no options"
     if chosen:
@@ -97,8 +96,6 @@ def refusing(function: F, name: str | None = None) -> F:
 
     @functools.wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
-        if not renamed.keys().isdisjoint(options):
-            return function(*args, **options)
         for option, value in options.items():
             if option in known or (chosen and not (isinstance(value, str | int) and nearest(option, known))):
                 continue

@@ -22,14 +22,9 @@ from random import Random
 from typing import Any
 
 from penstock.runtime.errors import FlowError, describe, shorten
-from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session
 from penstock.runtime.mistakes import called, refusing
-from penstock.runtime.operators.aggregated import Aggregated, Reduce
-from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.fields import Field
-from penstock.runtime.operators.windowing import WindowAggregated
-from penstock.runtime.operators.windows import Windows
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.program.graph import Edge
 from penstock.runtime.records.pickling import copied
@@ -158,7 +153,9 @@ _CONDITIONS: list[tuple[str, str]] = [
         "the results depend on which records are processed together. A function of map_batches must give the same "
         "results for each record whatever batch it is in; count or sum over records in a keyed operator. A function "
         "must return a new object for each record, not one object that it changes for the next; and it must return a "
-        "list, not a generator that is read when the next records have come",
+        "list, not a generator that is read when the next records have come. Two operators emit for each batch without "
+        'being wrong: an aggregate with emit="latest", and a window that late records change; compare only their '
+        "last results with last_by=, or let out_of_orderness_s cover the disorder of the records",
     ),
     (
         "sharing",
@@ -195,13 +192,6 @@ _CONDITIONS: list[tuple[str, str]] = [
         "by piece, uses something that others change meanwhile. Let it use its own record and the state of its key",
     ),
 ]
-
-
-#: The conditions that change how often an aggregate emits.
-_BATCHING = ("batches", "crowded", "chained", "small_window")
-
-#: The conditions that change the order in which records come.
-_ORDERING = ("batches", "tasks", "interleaved", "crowded")
 
 
 class _Harness:
@@ -253,8 +243,8 @@ class _Harness:
         return None if wrong is None else (wrong, None)
 
     def _advice(self, way: _Way) -> str:
-        """Tries the conditions of a run one by one, and returns what to say of the first one that matters. When none
-        does alone, it leaves out those that do not matter, and returns what to say of the others."""
+        """Tries the conditions of a run one by one, and returns the advice for the first one that changes the results
+        alone. When none does, returns the advice for all of them."""
         if self._problem(self._plain) is not None:
             return (
                 "the results change even when the plain run is repeated: they depend on chance, on the clock, or on "
@@ -262,33 +252,12 @@ class _Harness:
                 "the state of a key, and take times from the records, or from ctx.now_ms() where they are no part of "
                 "the results"
             )
-        other = {name: said for name, said in _CONDITIONS if getattr(way, name) != getattr(self._plain, name)}
-        for name, said in other.items():
+        advice = {name: text for name, text in _CONDITIONS if getattr(way, name) != getattr(self._plain, name)}
+        for name, text in advice.items():
             alone: dict[str, Any] = {"seed": way.seed, name: getattr(way, name)}
             if self._problem(replace(self._plain, **alone)) is not None:
-                return self._hints([name]) + said
-        needed = way
-        for name in list(other):
-            without: dict[str, Any] = {name: getattr(self._plain, name)}
-            if self._problem(less := replace(needed, **without)) is not None:
-                needed = less
-                del other[name]
-        return (
-            f"{self._hints(list(other))}only together these change the results: {needed.words()}. So one of these may "
-            "be the cause. " + ". Or: ".join(other.values())
-        )
-
-    def _hints(self, conditions: list[str]) -> str:
-        """Returns what to say first of aggregates and windows whose results change under these conditions although they
-        do what they should."""
-        operators = list(self._flows[True].graph.operators.values())
-        batching = any(name in _BATCHING for name in conditions)
-        found = [_early_hint(operator) for operator in operators]
-        if batching:
-            found += [_again_hint(operator) for operator in operators]
-        if any(name in _ORDERING for name in conditions):
-            found += [_order_hint(operator) for operator in operators]
-        return "".join(f"{hint}. If it is not this: " for hint in dict.fromkeys(found) if hint)
+                return text
+        return "only several of its conditions together change the results. " + ". Or: ".join(advice.values())
 
     def _run(self, way: _Way) -> list[Any]:
         # A function may change the records that it gets, so each run has copies.
@@ -326,81 +295,6 @@ class _Harness:
             deaths = Random(f"deaths {way.seed}")
             course.dies = _often(_DIES, deaths.randint(1, 5), deaths)
         return course
-
-
-def _again_hint(operator: Operator) -> str:
-    """Returns what to say of an operator that emits as often as batches come, which is no mistake."""
-    if isinstance(operator, Aggregated | WindowAggregated) and operator.emit == "latest":
-        return (
-            f'operator {operator.name!r} has emit="latest", so it emits results for each batch: give it emit="final"'
-            + (' or "every"' if isinstance(operator, Aggregated) else "")
-            + f", or compare only the last result of each {_last_by(operator)}"
-        )
-    if isinstance(operator, WindowAggregated) or (isinstance(operator, Windows) and operator.window.in_event_time):
-        return (
-            f"the windows of operator {operator.name!r} emit again when late records change them, and which records "
-            "are late depends on the batches: let out_of_orderness_s cover the disorder of the records, or compare "
-            f"only the last result of each {_last_by(operator)}"
-        )
-    return ""
-
-
-def _early_hint(operator: Operator) -> str:
-    """Returns what to say of an operator that emits early results, which leave when they do."""
-    if not isinstance(operator, Windows) or not operator.is_early:
-        return ""
-    which = "by the clock" if operator.early_s is not None else "after so many records, whichever come first"
-    without = "torment the flow without " + ("early_s" if operator.early_s is not None else "early_count")
-    if not isinstance(operator.window, Session) and not operator.function.rows:  # bounds of sessions change
-        without = f"compare only the last result of each {_last_by(operator)}; or {without}"
-    return f"operator {operator.name!r} emits early results {which}, so another run has others: {without}"
-
-
-def _last_by(operator: Operator) -> str:
-    """Returns how to compare the last results of an operator alone."""
-    if isinstance(operator, Aggregated) or (
-        isinstance(operator, Windows) and isinstance(operator.window, GlobalWindow)
-    ):
-        return "key, such as last_by=0"
-    return "key and window, such as last_by=lambda result: result[:3]"
-
-
-def _order_hint(operator: Operator) -> str:
-    """Returns what to say of an operator whose result may depend on the order in which records come."""
-    if isinstance(operator, Windows) and isinstance(operator.window, CountWindow):
-        return (
-            f"operator {operator.name!r} has count windows, which take records in the order in which they come, and no "
-            "job promises an order among records of several tasks or inputs: use Tumbling or Session, which go by the "
-            "times of the records, or let all records of a key come through one task"
-        )
-    if isinstance(operator, Windows):
-        name = operator.function.name
-    elif isinstance(operator, Reduce):
-        name = "reduce"
-    elif isinstance(operator, Aggregated | WindowAggregated):
-        name = operator.aggregate.name
-    else:
-        return ""
-    begin = f"operator {operator.name!r} "
-    promise = "no job promises an order among records of several tasks or inputs"
-    if name in ("collect", "process"):
-        return (
-            f"{begin}gets the records of a window by their times, and records of equal times in the order in which "
-            f"they come, but {promise}: sort them by a key that differs for each record, such as (time, id), or "
-            "compare results without their order"
-        )
-    if name == "top":
-        return (
-            f"{begin}keeps of records with equal values those that come first, but {promise}: add to by= what differs "
-            "for each record, as in by=lambda record: (value, id)"
-        )
-    if name in ("reduce", "aggregate"):
-        return (
-            f"{begin}combines records in the order in which they come, but {promise}: make its result the same in any "
-            "order. For the first or last record of a key, choose by event time and then by something that differs for "
-            "each record, as in reduce(lambda a, b: max(a, b, key=lambda record: (time, id)))"
-        )
-    return ""
 
 
 def _often(likely: float, most: float, chance: Random) -> Callable[[], bool]:

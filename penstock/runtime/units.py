@@ -2,23 +2,16 @@
 
 A *duration* is a number of seconds or a timedelta, in a parameter whose name ends in `_s`. A *time* is a whole number
 of milliseconds since 1970, UTC: in a parameter or result whose name ends in `_ms`, in a record's field, as a window's
-start and end. Where a time is taken, a datetime with a time zone will do as well. An earlier spelling is an error that
-says the new one, never another meaning of the same number.
+start and end. Where a time is taken, a datetime with a time zone will do as well.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from datetime import timedelta
 from numbers import Integral, Real
-from typing import ParamSpec, TypeVar
 
-from penstock.runtime.errors import FlowError, WrongValue, shorten
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from penstock.runtime.errors import WrongValue, shorten
 
 
 def seconds(duration: float | timedelta, what: str) -> float:
@@ -143,34 +136,3 @@ class Seconds:
         if self._finite and found == math.inf:
             raise WrongValue(f"{self._name}={shorten(value)}; it must be finite")
         instance.__dict__[self._name] = found
-
-
-def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorates a function whose parameters had other names. Whoever gives an old name is told the new one."""
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        where = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
-
-        @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            for old in names.keys() & kwargs.keys():
-                raise FlowError(
-                    f"{where}: {old}= is called {names[old]}= now; it takes seconds, or a timedelta "
-                    f"({names[old]}={kwargs[old]!r})"
-                )
-            return function(*args, **kwargs)
-
-        checked.renamed = names  # type: ignore[attr-defined]  # for `mistakes.refusing`, which leaves them to this
-        return checked
-
-    return decorate
-
-
-def renamed_fields(**names: str) -> Callable[[type[T]], type[T]]:
-    """Decorates a dataclass whose fields had other names, as `renamed` does a function."""
-
-    def decorate(cls: type[T]) -> type[T]:
-        cls.__init__ = renamed(**names)(vars(cls)["__init__"])  # type: ignore[method-assign]
-        return cls
-
-    return decorate

@@ -21,8 +21,8 @@ from penstock.apps.sentiment.topology import topology
 from penstock.apps.sentiment.tweets import TIME_MS, Tweet, Tweets
 from penstock.runtime.errors import FlowError
 
-pytest.importorskip("textblob", reason="TextBlob is not installed (pip install 'penstock[sentiment]')")
-pytest.importorskip("simplemma", reason="simplemma is not installed (pip install 'penstock[sentiment]')")
+pytest.importorskip("textblob", reason="TextBlob is not installed (pip install 'penstock-streaming[sentiment]')")
+pytest.importorskip("simplemma", reason="simplemma is not installed (pip install 'penstock-streaming[sentiment]')")
 
 MADE = Tweets(7, rate=50)
 TWEETS = list(map(MADE, range(600)))
@@ -222,5 +222,5 @@ def test_tweets_that_cannot_be_made(make: Any, message: str) -> None:
 
 def test_without_its_libraries_the_application_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "simplemma", None)
-    with pytest.raises(FlowError, match=r"needs simplemma, .* pip install 'penstock\[sentiment\]'"):
+    with pytest.raises(FlowError, match=r"needs simplemma, .* pip install 'penstock-streaming\[sentiment\]'"):
         steps._known()

@@ -390,14 +390,6 @@ def test_other_columns_and_types_may_be_read_from_the_offset(tmp_path: Path) -> 
     assert drain(source.reader([split.at(saved.offset)], context()))[0] == {"id": "1500"}
 
 
-def test_offsets_of_earlier_releases_are_refused(tmp_path: Path) -> None:
-    """They are numbers of rows, not of bytes."""
-    source = sources.Csv(write(tmp_path / "x.csv", NUMBERS))
-    (split,) = source.splits(1)
-    with pytest.raises(SourceError, match=r"position 1500 of .*x\.csv' was saved by an earlier release"):
-        drain(source.reader([split.at(1500)], context()))
-
-
 @pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
 @pytest.mark.parametrize("block", [1 << 10, 1 << 20])
 def test_the_backlog_is_the_rows_that_are_left(tmp_path: Path, name: str, block: int) -> None:

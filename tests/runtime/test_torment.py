@@ -335,9 +335,7 @@ def test_a_generator_that_is_interrupted() -> None:
     with pytest.raises(AssertionError) as caught:
         torment(lambda s: s.rebalance().flat_map(Interrupted()), CLICKS[:3])
     said = str(caught.value)
-    assert re.search("only together these change the results: [23] tasks for each operator", said)
-    assert "which meet on their way" in said
-    assert "tasks that went back" not in re.findall("only together.*So one of", said)[0]
+    assert "What to do: only several of its conditions together change the results." in said
     assert "a generator of results, which is read piece by piece, uses something that others change meanwhile" in said
 
 
@@ -379,19 +377,19 @@ MISTAKES: dict[str, tuple[Callable[..., Stream], str]] = {
     "chance": (lambda s: s.filter(lambda r: random.random() < 0.5), r"depend on chance, on the clock"),
     "latest results": (
         lambda s: s.key_by("user").count(name="clicks"),
-        'operator \'clicks\' has emit="latest", .* give it emit="final" or "every", or .* last_by=',
+        'an aggregate with emit="latest", .* compare only their last results with last_by=',
     ),
     "late windows": (
         lambda s: (
             timed(s.map(lambda r: {**r, "ms": 1000 * (r["n"] * 7 % 18)})).window(ps.Tumbling(3), time="ms").count()
         ),
-        r"the windows of operator 'window_count' emit again .* let out_of_orderness_s cover the disorder",
+        "a window that late records change; .* let out_of_orderness_s cover the disorder",
     ),
     "late sessions": (
         lambda s: (
             timed(s.map(lambda r: {**r, "ms": 1000 * (r["n"] * 7 % 18)})).window(ps.Session(3), time="ms").collect()
         ),
-        r"the windows of operator 'window_collect' emit again .* let out_of_orderness_s cover the disorder",
+        "a window that late records change; .* let out_of_orderness_s cover the disorder",
     ),
 }
 
@@ -429,39 +427,19 @@ def test_the_order_of_two_inputs() -> None:
     assert ("cy", 3, 9) in results
 
 
-OF_ORDER: dict[str, tuple[Callable[[Any], Stream], str]] = {
-    "the last of a window": (
-        lambda s: s.window(ps.Tumbling(5), time="ms").reduce(lambda a, b: b),
-        r"'window_reduce' combines records in the order in which they come, .* make its result the same in any order\. "
-        r".* choose by event time .* max\(a, b, key=lambda record: \(time, id\)\)",
-    ),
-    "the last of all": (
-        lambda s: s.reduce(lambda a, b: b, emit="final", name="last"),
-        r"'last' combines records in the order in which they come",
-    ),
-    "a list": (
-        lambda s: s.window(ps.Session(5), time="ms").collect(),
-        r"'window_collect' gets .* records of equal times in the order in which they come, .* sort them by a key",
-    ),
-    "the best of a window": (
-        lambda s: s.window(ps.GlobalWindow()).top(1, by="ms"),
-        r"'window_top' keeps of records with equal values those that come first, .* by=lambda record: \(value, id\)",
-    ),
-    "count windows": (
-        lambda s: s.window(ps.CountWindow(3)).collect(),
-        r"'window_collect' has count windows, .* use Tumbling or Session, .* or let all records of a key come through",
-    ),
-    "early results": (
-        lambda s: s.window(ps.Tumbling(5), time="ms", early_count=2).sum("n"),
-        r"'window_sum' emits early results after so many records, .* compare only the last result of each key and "
-        r"window, such as last_by=lambda result: result\[:3\]; or torment the flow without early_count",
-    ),
+OF_ORDER: dict[str, Callable[[Any], Stream]] = {
+    "the last of a window": lambda s: s.window(ps.Tumbling(5), time="ms").reduce(lambda a, b: b),
+    "the last of all": lambda s: s.reduce(lambda a, b: b, emit="final", name="last"),
+    "a list": lambda s: s.window(ps.Session(5), time="ms").collect(),
+    "the best of a window": lambda s: s.window(ps.GlobalWindow()).top(1, by="ms"),
+    "count windows": lambda s: s.window(ps.CountWindow(3)).collect(),
+    "early results": lambda s: s.window(ps.Tumbling(5), time="ms", early_count=2).sum("n"),
 }
 
 
 @pytest.mark.parametrize("what", OF_ORDER)
 def test_advice_on_results_that_depend_on_the_order_of_records(what: str) -> None:
-    build, words = OF_ORDER[what]
+    build = OF_ORDER[what]
     inputs = [[{"ms": 1000 * n, "n": n + more} for n in range(12)] for more in (0, 100)]
     with pytest.raises(AssertionError) as caught:
         torment(
@@ -473,19 +451,7 @@ def test_advice_on_results_that_depend_on_the_order_of_records(what: str) -> Non
             *inputs,
         )
     said = " ".join(str(caught.value).split())
-    assert re.search("What to do: operator " + words, said), said
-    assert ", which no job promises. Keep in state what has come too early" in said, "and the general advice follows"
-
-
-def test_advice_on_results_that_leave_by_the_clock() -> None:
-    records = [{"ms": 1000 * n, "n": n} for n in range(9)]
-    with pytest.raises(AssertionError, match=r"'window_count' emits early results by the clock, .* without early_s"):
-        torment(
-            lambda s: (
-                s.watermark("ms", out_of_orderness_s=99).key_by(lambda r: 0).window(ps.Tumbling(5), early_s=2).count()
-            ),
-            [*records[:3], ps.testing.Pause(3), *records[3:]],
-        )
+    assert ", which no job promises. Keep in state what has come too early" in said, said
 
 
 def test_an_error_that_the_plain_run_does_not_have() -> None:

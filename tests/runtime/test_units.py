@@ -47,26 +47,6 @@ def test_generators_take_both() -> None:
     assert one.duration_ns == other.duration_ns == 90_000_000_000
 
 
-@pytest.mark.parametrize(
-    ("old", "message"),
-    [
-        (lambda **old: ps.Tumbling(size=10, **old), "Tumbling: size= is called size_s= now"),
-        (lambda **old: ps.Tumbling(10, offset=1, **old), "Tumbling: offset= is called offset_s= now"),
-        (lambda **old: ps.Sliding(10, slide=1, **old), "Sliding: slide= is called slide_s= now"),
-        (lambda **old: ps.sources.Generator(str, duration=1, **old), "Generator: duration= is called duration_s= now"),
-        (lambda **old: ps.sinks.Files("x", part_seconds=1, **old), "Files: part_seconds= is called part_s= now"),
-        (lambda **old: SparkOptions(start_seconds=1, **old), "SparkOptions: start_seconds= is called start_s= now"),
-        (
-            lambda **old: SparkOptions(prepare_seconds=1, **old),
-            "SparkOptions: prepare_seconds= is called prepare_s= now",
-        ),
-    ],
-)
-def test_an_old_name_says_the_new_one(old: Callable[..., Any], message: str) -> None:
-    with pytest.raises(ps.FlowError, match=message):
-        old()
-
-
 def test_every_bare_number_of_run_has_its_unit_in_its_name() -> None:
     """A float parameter is a duration unless it is known to be something else."""
     others = {"cpus_per_worker"}
@@ -161,7 +141,6 @@ def test_a_timer_a_while_from_now() -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (lambda ctx: ctx.now(), r"ctx.now\(\) is now ctx.now_ms\(\), and returns milliseconds"),
         (lambda ctx: ctx.set_timer(1e9), r"set_timer\(after_s=...\), .* it was given \(1000000000.0,\)"),
         (lambda ctx: ctx.set_timer(), "set_timer takes one time, by its name"),
         (lambda ctx: ctx.set_timer(at_ms=1, after_s=1), "set_timer takes one time, by its name"),

@@ -288,7 +288,7 @@ def _known() -> Any:
         from textblob import en
     except ImportError as error:
         raise FlowError(
-            f"the sentiment analysis needs {error.name}, which is not installed; pip install 'penstock[sentiment]' "
-            "installs all that it needs"
+            f"the sentiment analysis needs {error.name}, which is not installed; "
+            "pip install 'penstock-streaming[sentiment]' installs all that it needs"
         ) from None
     return en

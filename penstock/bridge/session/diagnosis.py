@@ -59,11 +59,11 @@ def diagnose(versions: Mapping[str, str | None], java: Java | None, error_text: 
 
 def _wrong_packages(versions: Mapping[str, str | None]) -> str:
     if "pyspark" in versions and versions["pyspark"] is None:
-        return "PySpark is not installed; install it with: pip install 'penstock[spark]'."
+        return "PySpark is not installed; install it with: pip install 'penstock-streaming[spark]'."
     if "raydp" not in versions:
         return ""
     if versions["raydp"] is None:
-        return "RayDP is not installed; install it with: pip install 'penstock[spark]'."
+        return "RayDP is not installed; install it with: pip install 'penstock-streaming[spark]'."
     if "ray" in versions and versions["ray"] is None:
         return "RayDP needs Ray, which is not installed; install it with: pip install ray."
     raydp, pyspark, ray = (_numbers(versions.get(name)) for name in ("raydp", "pyspark", "ray"))
@@ -129,7 +129,8 @@ _SYMPTOMS: tuple[tuple[str, str], ...] = (
         r"'JavaPackage' object is not callable|NoSuchMethodError|NoClassDefFoundError|ClassNotFoundException"
         r"|No shim|py4j\.Py4JException: Method",
         "the versions of PySpark, RayDP and Ray do not fit each other, or SPARK_HOME leads to another Spark. "
-        "PySpark 3.5.7 with RayDP 1.6.5 is known to work: pip install 'penstock[spark]', and unset SPARK_HOME.",
+        "PySpark 3.5.7 with RayDP 1.6.5 is known to work: pip install 'penstock-streaming[spark]', and unset "
+        "SPARK_HOME.",
     ),
     (
         r"No module named '?(pyspark|py4j|pyarrow)|Python in worker has different version",

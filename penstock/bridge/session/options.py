@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal, get_args
 
 from penstock.runtime.errors import WrongValue, shorten
-from penstock.runtime.units import Seconds, above_zero, choice, number, renamed_fields, whole
+from penstock.runtime.units import Seconds, above_zero, choice, number, whole
 
 Kind = Literal["auto", "raydp", "pyspark"]
 
@@ -20,7 +20,6 @@ _MOST_CORES = 4_096
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:b|[kmgtp]b?)?\s*", re.IGNORECASE)
 
 
-@renamed_fields(start_seconds="start_s", prepare_seconds="prepare_s")
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions:
     """Says which Spark session a job uses. Defaults are in parentheses.

@@ -16,7 +16,7 @@ from datetime import timedelta
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.watermark import duration_ms
 from penstock.runtime.mistakes import checks_options
-from penstock.runtime.units import renamed, whole
+from penstock.runtime.units import whole
 
 
 class Window:
@@ -35,7 +35,6 @@ class Sliding(Window):
     """Windows of `size_s` seconds, of which one begins every `slide_s` seconds, aligned to `offset_s` after 1970. All
     three are seconds or timedeltas. The starts and ends of windows are in milliseconds since 1970, like all times."""
 
-    @renamed(size="size_s", slide="slide_s", offset="offset_s")
     def __init__(self, size_s: float | timedelta, slide_s: float | timedelta, offset_s: float | timedelta = 0) -> None:
         name = type(self).__name__
         # All in milliseconds.
@@ -78,7 +77,6 @@ class Sliding(Window):
 class Tumbling(Sliding):
     """Windows of `size_s` seconds (or a timedelta), one after the other, aligned to `offset_s` after 1970."""
 
-    @renamed(size="size_s", offset="offset_s")
     def __init__(self, size_s: float | timedelta, offset_s: float | timedelta = 0) -> None:
         super().__init__(size_s, size_s, offset_s)
 

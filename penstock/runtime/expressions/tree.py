@@ -130,10 +130,8 @@ class Expr:
         return Call("div", (lit(other), self))
 
     def __floordiv__(self, other: object) -> Expr:
-        """Returns the whole part of the quotient of integers: -7
-
-        2 is -3, as in SQL, and not Python's -4. It is null where the divisor is zero.
-        """
+        """Divides integers and drops the fraction, as SQL does: `-7 // 2` is -3, where Python gives -4. The result is
+        null where the divisor is zero."""
         return Call("idiv", (self, lit(other)))
 
     def __rfloordiv__(self, other: object) -> Expr:

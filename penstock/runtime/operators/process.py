@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.event_time.watermark import TIME_MAX, as_ms, other_unit
@@ -31,11 +31,6 @@ from penstock.runtime.state.timers import Timers
 from penstock.runtime.units import seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class _Renamed(PenstockError, AttributeError):
-    """The attribute has another name now. This is an AttributeError too, so that hasattr() says that there is no such
-    attribute."""
 
 
 def _shown_by_name(method: F) -> F:
@@ -119,16 +114,6 @@ class ProcessContext:
         """The current time of the job's clock, in milliseconds since 1970. The clock advances while no records
         come, too."""
         return int(self.clock() * 1000)
-
-    if not TYPE_CHECKING:  # type checkers would otherwise accept every misspelt attribute
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "now":  # now_ms() had this name before times were in milliseconds everywhere
-                raise _Renamed(
-                    f"operator {self.operator!r}: ctx.now() is now ctx.now_ms(), and returns milliseconds since 1970; "
-                    "to set a timer relative to the current time, use ctx.set_timer(after_s=...)"
-                )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @_shown_by_name
     def set_timer(

@@ -19,7 +19,7 @@ from penstock.runtime.sinks.folder import PartFolder
 from penstock.runtime.sinks.parts import PartFile
 from penstock.runtime.sinks.places import Place
 from penstock.runtime.sinks.text import Formatter, formatted, json_lines, text_lines
-from penstock.runtime.units import renamed, seconds
+from penstock.runtime.units import seconds
 
 Format = Literal["text", "jsonl"] | Callable[[Any], "str | bytes"]
 
@@ -66,7 +66,6 @@ class Files(PartFolder):
 
     title = "Files"
 
-    @renamed(part_seconds="part_s")
     def __init__(
         self,
         directory: str | os.PathLike[str],

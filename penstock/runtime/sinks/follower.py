@@ -26,7 +26,7 @@ from penstock.runtime.errors import JobError, PenstockError, describe
 from penstock.runtime.records.userfunc import user_line
 from penstock.runtime.sinks.base import RunningJob
 from penstock.runtime.sinks.parts import PartNames
-from penstock.runtime.units import renamed, seconds
+from penstock.runtime.units import seconds
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,6 @@ class Follower:
         """The last epoch that was handed over; 0 means none yet. Epochs without records are passed over."""
         return progress(self._names.directory)
 
-    @renamed(timeout="timeout_s")
     def stop(self, timeout_s: float | timedelta | None = None) -> None:
         """Hands over no further epoch, and waits at most `timeout_s` seconds for the one that is under way."""
         self._stopped = True
@@ -78,7 +77,6 @@ class Follower:
         if threading.current_thread() is not self._thread:
             self._thread.join(None if timeout_s is None else seconds(timeout_s, "stop: timeout_s"))
 
-    @renamed(timeout="timeout_s")
     def wait(self, timeout_s: float | timedelta | None = None) -> int:
         """Waits until the job has ended and its epochs were handed over, and returns the last epoch. Raises the error
         that stopped it, or TimeoutError after `timeout_s` seconds (or a timedelta)."""

@@ -92,9 +92,9 @@ def _open(file: Any) -> Any:
 
 
 def _batches(split: Split) -> Iterator[pa.RecordBatch]:
-    path, first, last, *marks = split.payload  # no mark: saved by an earlier release
+    path, first, last, mark = split.payload
     try:
-        with pa.OSFile(find_again(path, marks[0], "Arrow") if marks else path) as file:
+        with pa.OSFile(find_again(path, mark, "Arrow")) as file:
             reader = _open(file)
             whole = reader if first is None else (reader.get_batch(i) for i in range(first, last))
             for batch in whole:

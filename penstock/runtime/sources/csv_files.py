@@ -25,12 +25,12 @@ from pyarrow import compute, csv
 from penstock.runtime.errors import CodecError, FlowError, SourceError, shorten
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import ColumnReader, Source, SourceContext, Split, together
-from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks
+from penstock.runtime.sources.blocks import FileRange, LineBlocks
 from penstock.runtime.sources.csv_rows import RowBlocks, RowEnds, is_packed
 from penstock.runtime.sources.files import TEXT_RATIO, LineReader
 from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Unreadable, readable
-from penstock.runtime.sources.marks import FilePosition, mark_of
+from penstock.runtime.sources.marks import mark_of
 from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
 from penstock.runtime.sources.rows import check_schemas
 from penstock.runtime.units import flag, whole
@@ -398,11 +398,6 @@ class CsvReader(LineReader, ColumnReader):
         return pa.RecordBatch.from_pylist([])
 
     def _open(self, split: Split) -> LineBlocks:
-        if type(split.offset) is not FilePosition and split.offset not in (None, ABANDONED):
-            raise SourceError(
-                f"Csv: the position {int(split.offset)} of {split.name!r} was saved by an earlier release, which "
-                "counted rows. Read the file to its end with that release, or start the job anew."
-            )
         return self._csv.blocks(split.payload, split.offset)
 
     def _decoded(self, split: Split, data: bytes, base: int, columns: bool) -> Block:

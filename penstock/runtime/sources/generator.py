@@ -22,7 +22,7 @@ from penstock.runtime.errors import FlowError, shorten
 from penstock.runtime.records.userfunc import ErrorHandler, apply, check_function
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split, T_co
 from penstock.runtime.sources.pace import Schedule, Steps
-from penstock.runtime.units import flag, is_whole, renamed, seconds, whole
+from penstock.runtime.units import flag, is_whole, seconds, whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +66,6 @@ class Generator(Source[T_co]):
     that continues several splits first makes what some of them are behind.
     """
 
-    @renamed(duration="duration_s")
     def __init__(
         self,
         fn: Callable[[int], T_co],

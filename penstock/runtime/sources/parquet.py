@@ -117,13 +117,13 @@ class Parquet(Source[dict[str, Any]]):
     def _batches(self, split: Split) -> Iterator[pa.RecordBatch]:
         from pyarrow import parquet
 
-        path, group, *marks = split.payload  # no mark: saved by an earlier release
+        path, group, mark = split.payload
         columns = self.columns
         if columns is not None and self.filters is not None:
             extra = {name for conditions in self.filters for name, _, _ in conditions}
             columns = columns + sorted(extra.difference(columns))
         try:
-            place = find_again(path, marks[0], f"Parquet, row group {group}") if marks else path
+            place = find_again(path, mark, f"Parquet, row group {group}")
             # Spark's old timestamps have room for nanoseconds, and nothing in them; a datetime has none.
             with parquet.ParquetFile(place, coerce_int96_timestamp_unit="us") as file:
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
