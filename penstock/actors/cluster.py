@@ -44,6 +44,7 @@ from penstock.runtime.errors import ClusterGone, JobNotFound, NoCluster, Penstoc
 from penstock.runtime.host import reaper  # noqa: E402
 from penstock.runtime.host.hangs import SilenceDetector  # noqa: E402
 from penstock.runtime.host.job_state import ENDED  # noqa: E402
+from penstock.runtime.host.starter import started  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +245,8 @@ def _init(address: str, *, local: bool = False, **options: Any) -> None:
     os.environ[_LIMIT] = _FOR_EVER_S
     try:
         ray._raylet.Config.initialize("")  # Ray has read the environment when it was loaded; let it read that again
-        with head_client.joining(lambda: answers_tcp(address)) if _is_host_and_port(address) else nullcontext():
+        joining = head_client.joining(lambda: answers_tcp(address)) if _is_host_and_port(address) else nullcontext()
+        with joining, _lasting_processes():
             ray.init(address=address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=True, **options)
     except (ConnectionError, PenstockError):
         raise
@@ -260,6 +262,19 @@ def _init(address: str, *, local: bool = False, **options: Any) -> None:
         del os.environ[_LIMIT]
         if limit is not None:
             os.environ[_LIMIT] = limit
+
+
+@contextlib.contextmanager
+def _lasting_processes() -> Iterator[None]:
+    """While the context is active, Ray's processes start so that they end with the program, and not with the calling
+    thread, to whose end Ray binds them."""
+    services: Any = ray._private.services
+    popen = services.ConsolePopen
+    services.ConsolePopen = lambda *args, **options: started(lambda: popen(*args, **options))
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 def _told_of_init(address: str, error: Exception) -> str:

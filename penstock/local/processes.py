@@ -4,14 +4,12 @@ A worker's process is a fresh interpreter, not a fork of the program, which has 
 has loaded. It has a session of its own, so that Ctrl-C in the terminal reaches only the program, which then ends the
 job in order.
 
-No worker may outlive the program, however the program ends. The kernel kills a worker when the *thread* that has
-started it ends. So one thread starts all workers of a job, and lives until the job has ended.
+No worker may outlive the program, however the program ends (runtime/host/starter.py).
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import select
 import signal
 import socket
@@ -20,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -29,6 +26,7 @@ from penstock.local.worker import REPORT, SPARE, StartMessage
 from penstock.runtime.host.control import ControlServer
 from penstock.runtime.host.processes import CannotStart, ProcessDied
 from penstock.runtime.host.reporting import Report
+from penstock.runtime.host.starter import started
 from penstock.runtime.host.watched_process import ProcessHere, WatchedProcess
 from penstock.runtime.host.worker_process import Outcome, WorkerOptions
 from penstock.runtime.records.pickling import dumps, loads
@@ -52,9 +50,6 @@ class LocalProcesses:
         self._closed = False
         self._handles: list[LocalWorker] = []
         self._spare: LocalWorker | None = None  # it is one of `_handles` too
-        self._wanted: queue.SimpleQueue[tuple[list[str], int, Future[subprocess.Popen[bytes]]] | None]
-        self._wanted = queue.SimpleQueue()
-        threading.Thread(target=self._spawn, name="penstock-starter", daemon=True).start()
 
     def start(self, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float) -> LocalWorker:
         """See Processes."""
@@ -105,7 +100,6 @@ class LocalProcesses:
             handle.kill()
         for handle in handles:
             handle.why_it_ended()
-        self._wanted.put(None)
         self._server.close()
 
     def _started(self, name: str) -> LocalWorker:
@@ -113,29 +107,23 @@ class LocalProcesses:
         ours, theirs = socket.socketpair()
         command = [sys.executable, os.path.abspath(start_worker.__file__), self._job, name]
         command += [str(theirs.fileno()), str(os.getpid())]
-        process: Future[subprocess.Popen[bytes]] = Future()
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True
+            )
+
         with theirs, self._lock:
             if self._closed:
                 ours.close()
                 raise CannotStart("the job has ended", "died")
-            self._wanted.put((command, theirs.fileno(), process))
             try:
-                handle = LocalWorker(process.result(), ours)
+                handle = LocalWorker(started(start), ours)
             except OSError as error:
                 ours.close()
                 raise CannotStart(f"{name} cannot be started: {error}", "resources") from error
             self._handles.append(handle)
             return handle
-
-    def _spawn(self) -> None:
-        while (wanted := self._wanted.get()) is not None:
-            command, fd, started = wanted
-            try:
-                started.set_result(
-                    subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(fd,), start_new_session=True)
-                )
-            except Exception as error:
-                started.set_exception(error)
 
 
 class LocalWorker:

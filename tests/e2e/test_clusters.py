@@ -148,3 +148,22 @@ def test_a_program_that_does_not_wait_is_told_what_it_loses(cluster: str, progra
     (line,) = (line for line in said.splitlines() if line.startswith("penstock:"))
     assert "this program ends while its job 'forgotten' is RUNNING" in line
     assert "job.wait()" in line
+
+
+# As a handler of a web server does, or an executor's thread in a notebook.
+OF_A_THREAD = """
+import threading
+jobs = []
+thread = threading.Thread(target=lambda: jobs.append(ps.run(flow("of-a-thread", limit=5000), workers=1)))
+thread.start()
+thread.join()
+print("written", jobs[0].wait(progress=False)["records_written"], flush=True)
+print("again", ps.run(flow("again", limit=10), workers=1).wait(progress=False)["records_written"], flush=True)
+"""
+
+
+def test_a_cluster_outlives_the_thread_that_has_started_it(program: Callable[..., Program]) -> None:
+    of_a_thread = program(OF_A_THREAD)
+    assert of_a_thread.says("written") == "5000"
+    assert of_a_thread.says("again") == "10"
+    assert of_a_thread.process.wait() == 0
