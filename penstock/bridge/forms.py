@@ -41,6 +41,7 @@ from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.codec import decode, encode
 from penstock.runtime.records.key_groups import without_bad_keys
 from penstock.runtime.records.userfunc import ErrorHandler, is_failure, select
+from penstock.runtime.scalars import python_keys
 from penstock.runtime.sources.base import Source, rows_of
 from penstock.runtime.state.aggregate import Aggregate, add_all
 
@@ -324,6 +325,7 @@ class RangeRun:
         assert form.combiner is not None
         assert form.selector is not None
         records, keys = select(form.selector, piece, self._errors)
+        keys = python_keys(keys)
         # A partial result stands for many records. So a record with a bad key must be found before it is combined.
         keys, records = without_bad_keys(keys, records, self._errors)
         return _Prepared(piece, *form.combiner.prepare(keys, records, self._errors))

@@ -1,13 +1,18 @@
 """NumPy's numbers as Python's: one rule for values that are added and compared, and for keys.
 
 A NumPy number counts as the Python number that it equals. NumPy's own arithmetic must never make a result: its small
-integers wrap (six times the uint8 200 would be 176), and the sum of two of its truth values is a truth value.
+integers wrap (six times the uint8 200 would be 176), and the sum of two of its truth values is a truth value. Nor must
+its comparisons decide which keys are equal: NumPy's integers raise an error beside a Decimal, in a dict too.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
+
+_PLAIN = frozenset({str, int, float, bytes, bool, type(None)})
 
 
 def python_number(value: Any) -> Any:
@@ -22,3 +27,28 @@ def python_number(value: Any) -> Any:
     if isinstance(value, numpy.floating):
         return float(value)
     return complex(value) if isinstance(value, numpy.complexfloating) else value
+
+
+def python_keys(keys: list[Any]) -> list[Any]:
+    """Returns keys with the numbers of Python in place of NumPy's, also in tuples and frozensets. NumPy's long doubles
+    stay as they are, because Python's numbers are less exact."""
+    numpy = sys.modules.get("numpy")
+    return keys if numpy is None or not _has_any(numpy.generic, keys) else list(map(_python_key, keys))
+
+
+def _has_any(wanted: type, values: Iterable[Any]) -> bool:
+    kinds = set(map(type, values))
+    if kinds <= _PLAIN:
+        return False
+    if any(issubclass(kind, wanted) for kind in kinds):
+        return True
+    if kinds.isdisjoint((tuple, frozenset)):
+        return False
+    return _has_any(wanted, list(chain.from_iterable(value for value in values if type(value) in (tuple, frozenset))))
+
+
+def _python_key(key: Any) -> Any:
+    kind = type(key)
+    if kind is tuple or kind is frozenset:
+        return kind(map(_python_key, key))
+    return key if kind.__name__ in ("longdouble", "clongdouble") else python_number(key)

@@ -18,6 +18,7 @@ from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import partition, without_bad_keys
 from penstock.runtime.records.userfunc import ErrorHandler, select
+from penstock.runtime.scalars import python_keys
 from penstock.runtime.state.aggregate import Aggregate, add_all
 
 # A combiner sends its partial results when it has this many keys, which bounds the memory of a step with many keys.
@@ -116,6 +117,7 @@ class _Keyed(Output):
             self._divide(batch, stamp)
             return
         records, keys = select(self._selector, batch, self._errors)
+        keys = python_keys(keys)
         combiner = self._combiner
         if combiner is None:
             if keys:

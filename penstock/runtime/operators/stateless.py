@@ -32,6 +32,7 @@ from penstock.runtime.records.userfunc import (
     returns_nothing,
     select,
 )
+from penstock.runtime.scalars import python_keys
 from penstock.runtime.units import is_whole, seconds
 
 BatchFormat = Literal["list", "numpy", "pandas", "arrow"]
@@ -439,5 +440,5 @@ class _KeyBy(Stage):
         assert isinstance(batch, list)
         records, keys = select(self._selector, batch, self.errors)
         # A key that no other task could be found by fails here too, although this task needs none.
-        keys, records = without_bad_keys(keys, records, self.errors)
+        keys, records = without_bad_keys(python_keys(keys), records, self.errors)
         return KeyedBatch(keys, records)
