@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from enum import Enum, Flag, IntEnum, IntFlag
+from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -19,7 +21,7 @@ import pytest
 from penstock.runtime.errors import CodecError
 from penstock.runtime.records import class_evolution, enum_classes
 from penstock.runtime.records.class_evolution import differs, layout, stand_in, with_varying_fields, without_fields
-from penstock.runtime.records.codec import PICKLE, decode
+from penstock.runtime.records.codec import PICKLE, decode, encode
 
 T = TypeVar("T")
 
@@ -438,3 +440,37 @@ def test_members_that_pickle_themselves_are_left_alone() -> None:
             return getattr, (type(self), self.name)
 
     assert enum_classes.reduced(Own.A) is NotImplemented
+
+
+@pytest.mark.parametrize("kind", ["plain", "frozen", "slots"])  # frozen ones with slots are saved without names
+@pytest.mark.parametrize("added", ["factory", "default", "none"])
+def test_objects_of_an_imported_dataclass_get_its_new_fields(
+    kind: str, added: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pickles say of an imported class only its name, so an object without the field was told by an AttributeError."""
+    module = ModuleType("imported_accounts")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def define(*fields: Any) -> Any:
+        found = make_dataclass("Account", fields, **KINDS[kind])
+        found.__module__ = module.__name__
+        module.Account = found  # type: ignore[attr-defined]
+        return found
+
+    before = define(("owner", str))
+    one = before("a")
+    code, data = encode([one, [one], before])
+    default: Any = {"factory": field(default_factory=list), "default": field(default="x"), "none": field()}[added]
+    now = define(("owner", str), ("visits", list, default))
+    if added == "none":
+        with pytest.raises(CodecError, match=r"Account .* has the field 'visits', .* Give the field a default"):
+            decode(code, data, saved=True)
+        return
+    found, [same], class_ = decode(code, data, saved=True)
+    assert found == now("a")
+    assert type(found) is now
+    assert same is found
+    assert class_ == now
+    code, data = encode([found, now])
+    assert decode(code, data, saved=True) == [found, now]
+    assert decode(code, data, saved=True)[1] is now

@@ -6,8 +6,11 @@ import json
 import pickle
 import signal
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -326,3 +329,28 @@ def test_a_very_long_message_is_cut() -> None:
     assert said.startswith("ValueError: xxx")
     assert said.endswith("... (50,000,012 characters)")
     assert len(said) < 6_000
+
+
+def test_a_function_of_the_main_script_in_a_process_pool_is_explained() -> None:
+    """In a worker plain pickle, which the pool uses, finds nothing of the main script."""
+
+    def helper(record: int) -> int:
+        return record
+
+    helper.__module__, helper.__qualname__ = "__main__", "helper"
+
+    def call(record: int) -> int:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(helper, record).result()
+
+    with pytest.raises(RecordError, match=r"(?s)helper.*must be in a module of its own, which the main script imports"):
+        apply(partial(map, call), [1], handler("fail"))
+
+
+def test_an_object_that_lacks_a_field_is_explained() -> None:
+    @dataclass
+    class Account:
+        visits: list[int]
+
+    with pytest.raises(RecordError, match=r"the object lacks a field of .*Account .*getattr\(..., 'visits', ...\)"):
+        apply(partial(map, lambda one: one.visits), [object.__new__(Account)], handler("fail"))

@@ -11,6 +11,9 @@ the class, which gives each field the value that was saved under its name. New f
 are gone are dropped, and a new field without a default is an error. An object belongs to the real class before anything
 can hash or see it. Objects of classes whose fields are unchanged must never pay for this.
 
+Pickles say nothing of the fields of dataclasses that can be imported. When state is read in which the name of a field
+does not appear, the objects of its class are noted, and get the fields that they lack (`Noted`).
+
 Dataclasses and structs that define how they are pickled are left alone.
 """
 
@@ -54,6 +57,7 @@ _code_of_arguments: Any = namedtuple("_Some", "one").__getnewargs__.__code__  # 
 
 _layouts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _stand_ins: dict[tuple[type, str], type] = {}
+_lacking: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()  # see `_may_lack`
 _lost: dict[type, list[str]] = {}  # classes whose objects had more fields when they were saved, and these fields
 # Classes with new fields whose values are made anew for each saved object, and may differ each time. And these fields.
 _varying: dict[type, list[str]] = {}
@@ -87,6 +91,63 @@ def stand_in(class_: type, saved: str) -> type:
         else:
             found = _refusing(class_, kind, names)
         _stand_ins[class_, saved] = found
+    return found
+
+
+class Noted:
+    """The objects in a pickle whose dataclasses can be imported, and have fields that the pickle does not name."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._objects: list[Any] = []
+
+    def class_for(self, class_: Any) -> Any:
+        """Returns what the unpickler makes the objects of an imported class with."""
+        if not isinstance(class_, type) or all(name.encode() in self._data for name in _may_lack(class_)):
+            return class_
+        if "__getstate__" in vars(class_):  # of dataclass() itself; frozen classes with slots are saved without names
+            return class_
+
+        def new(_: type, *args: Any, **kwargs: Any) -> Any:
+            one = class_.__new__(class_, *args, **kwargs)
+            self._objects.append(one)
+            return one
+
+        return _stand_in(class_, new)
+
+    def complete(self) -> None:
+        """Gives the objects the fields that they lack. Raises CodecError for a field without a default."""
+        for one in self._objects:
+            for name, field in _may_lack(type(one)).items():
+                if not hasattr(one, name):
+                    object.__setattr__(one, name, _default(type(one), name, field, []))
+
+
+def lacks_field(error: BaseException) -> str | None:
+    """Explains the error of an object that has no value for a field of its class. None: it is another error."""
+    if not isinstance(error, AttributeError):
+        return None
+    one, name = error.obj, error.name
+    if isinstance(one, type) or name not in _may_lack(type(one)):
+        return None
+    return (
+        f"the object lacks a field of {called_class(type(one))}. If it was saved before the class had the field: move "
+        f"the class to the main script, whose saved objects get the defaults of new fields, or use getattr(..., "
+        f"{name!r}, ...)"
+    )
+
+
+def _may_lack(class_: type) -> dict[str, Any]:
+    """Returns the fields that saved objects of a class may lack: their class itself has no value for them."""
+    found = _lacking.get(class_)
+    if found is None:
+        found = _lacking[class_] = {}
+        if dataclasses.is_dataclass(class_) and not _pickles_itself(class_):
+            for field in dataclasses.fields(class_):
+                has_default = not (isinstance(field.default, _Missing) and isinstance(field.default_factory, _Missing))
+                in_class = field.name in vars(class_) and not isinstance(vars(class_)[field.name], MemberDescriptorType)
+                if not in_class and (field.init or has_default):
+                    found[field.name] = field
     return found
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.runtime._native import pack, pack_frames, pack_part, pack_value_frames
 from penstock.runtime.errors import CodecError, describe, is_interrupt, shorten
-from penstock.runtime.records.pickling import dumps, loads, unhashable, unreadable_part
+from penstock.runtime.records.pickling import dumps, loads, loads_saved, unhashable, unreadable_part
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -139,7 +139,7 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
     try:
         if code == MAP:
             return _decode_map(payload)
-        keys, values = loads(payload)
+        keys, values = loads_saved(payload)
         found = dict(zip(keys, values, strict=True))
     except CodecError:
         raise
@@ -159,6 +159,8 @@ def decode(code: int, payload: Buffer, *, saved: bool = False) -> list[Any]:
     decoder = _decoders.get(code)
     if decoder is None:
         decoder = _decoder_of_tuples(code)
+    elif saved and code == PICKLE:
+        decoder = loads_saved
     try:
         return decoder(payload)
     except CodecError:
@@ -176,7 +178,7 @@ def decode_value(payload: Buffer) -> Any:
     """Returns the value from which `dumps` made these bytes. Raises CodecError that names the object which cannot be
     made again."""
     try:
-        return loads(payload)
+        return loads_saved(payload)
     except CodecError:
         raise
     except BaseException as error:  # as in `decode`

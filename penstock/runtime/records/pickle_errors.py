@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 
-from penstock.runtime.errors import shorten
+from penstock.runtime.errors import describe, shorten
 
 _DEPTH_MAX = 10
 _PARTS_MAX = 10_000  # of one value: an error must not take minutes
@@ -37,6 +37,20 @@ def culprit(value: object, dumps: Callable[[Any], bytes]) -> str | None:
     if not places:
         return None
     return f"{' of '.join(reversed(places))} is {shorten(value, 100)} of type {type(value).__qualname__}"
+
+
+def of_main_script(error: BaseException) -> str | None:
+    """Explains the error of plain pickle for a function or class of the main script. None: it is another error."""
+    if type(error).__name__ not in ("PicklingError", "AttributeError"):
+        return None
+    words = describe(error)
+    if "pickle" not in words or "__main__" not in words:
+        return None
+    return (
+        "pickle finds functions and classes by their module, and in a worker the main script is no module. So what a "
+        "process pool (multiprocessing, concurrent.futures) is to run must be in a module of its own, which the main "
+        "script imports; or use threads, or a higher parallelism of the operator, in place of the pool"
+    )
 
 
 def slots_of(cls: type) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ import cloudpickle
 
 from penstock.runtime.errors import CodecError, shorten
 from penstock.runtime.records import class_layouts, enum_classes, struct_classes
-from penstock.runtime.records.class_evolution import differs, layout, stand_in
+from penstock.runtime.records.class_evolution import Noted, differs, layout, stand_in
 from penstock.runtime.records.enum_classes import is_enum
 from penstock.runtime.records.remade import remade, remade_function
 from penstock.runtime.records.struct_classes import is_struct
@@ -98,6 +98,28 @@ def loads(data: Buffer) -> Any:
     """Returns the value from which `dumps` made these bytes in a process of the job, or of one that saved the state.
     Raises what unpickling the value raises."""
     return pickle.loads(data)  # from a frame of this module, see class_evolution.py
+
+
+def loads_saved(data: Buffer) -> Any:
+    """The same as `loads`, for state. Objects of imported dataclasses get the fields that their classes have got since
+    the objects were saved."""
+    return _Completing(bytes(data)).load()
+
+
+class _Completing(pickle.Unpickler):
+    """Completes objects that were saved by an earlier program."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self._noted = Noted(data)
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._noted.class_for(super().find_class(module, name))
+
+    def load(self) -> Any:
+        value = super().load()
+        self._noted.complete()
+        return value
 
 
 @contextmanager
