@@ -315,6 +315,8 @@ class EventSource(Source):
 class EventReader(ColumnReader):
     """Reads its splits as one sequence, in order of index."""
 
+    split = ""
+
     def __init__(self, source: EventSource, splits: list[Split]) -> None:
         import numpy as np
 

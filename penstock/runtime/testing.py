@@ -831,6 +831,9 @@ class _SlicedReader(Reader):
     def split(self) -> str | None:  # type: ignore[override]
         return self._reader.split
 
+    def by_split(self, records: list[Any]) -> list[tuple[str | None, list[Any]]]:
+        return self._reader.by_split(records)
+
     def has_ended(self, split: str) -> bool:
         return self._reader.has_ended(split)
 

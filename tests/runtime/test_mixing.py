@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -165,34 +166,56 @@ def test_a_job_tells_of_mixing_when_it_starts_and_after_late_records(
     splits=st.integers(1, 5),
     tasks=st.integers(1, 3),
     chaining=st.booleans(),
-    readers=st.integers(0, 2),
+    way=st.lists(st.sampled_from(("map", "filter", "map_batches")), max_size=2),
+    readers=st.sets(st.integers(0, 2)),
+    on_error=st.sampled_from(("fail", "skip")),
     batch_size=st.sampled_from((7, 100, 1000)),
+    one_after_the_other=st.booleans(),
 )
 def test_no_plan_makes_a_record_late_that_was_not_late_in_its_split(
-    splits: int, tasks: int, chaining: bool, readers: int, batch_size: int
+    splits: int,
+    tasks: int,
+    chaining: bool,
+    way: list[str],
+    readers: set[int],
+    on_error: Any,
+    batch_size: int,
+    one_after_the_other: bool,
 ) -> None:
-    """A watermark directly behind a source is in the tasks of the source, whoever else reads the source."""
+    """A watermark is in the tasks of its source, whoever else reads the source, or what comes between the two."""
     flow = Flow("splits", parallelism=tasks, chaining=chaining)
-    made = flow.read(ps.sources.Generator(_of_time, limit=600, splits=splits), name="made")
-    counts = made.watermark("ms").key_by("k").window(ps.Tumbling(1)).count(name="counts")
+    source: Any = ps.sources.Generator(_of_time, limit=600, splits=splits)
+    if one_after_the_other:  # each split begins in the past of the one before
+        source = ps.sources.Memory([_of_time(i) for first in range(splits) for i in range(first, 600, splits)], splits)
+    stream = made = flow.read(source, name="made")
+    forks = [made]
+    for step in way:
+        stream = (
+            stream.map(dict)
+            if step == "map"
+            else stream.filter(bool)
+            if step == "filter"
+            else stream.map_batches(list, min_batch=50, batch_size=50, linger_s=60)
+        )
+        forks.append(stream)
+    counts = stream.watermark("ms", on_error=on_error).key_by("k").window(ps.Tumbling(1)).count(name="counts")
     counts.write(ps.sinks.Null(), name="out")
-    for reader in range(readers):
-        made.map(str, name=f"text {reader}").write(ps.sinks.Null(), name=f"other {reader}")
-    found = ps.testing.run(flow, parallelism=tasks, batch_size=batch_size)
-    assert sum(count for *_, count in found["out"]) == 600
-    for reader in range(readers):
-        assert sorted(found[f"other {reader}"]) == sorted(str(_of_time(i)) for i in range(600))
+    for reader in readers:
+        forks[reader % len(forks)].map(str, name=f"text {reader}").write(ps.sinks.Null(), name=f"other {reader}")
     plan = flow.plan(tasks)
     assert mixing(plan) == {}
     assert plan.chain_of("watermark").source is not None
+    found = ps.testing.run(flow, parallelism=tasks, batch_size=batch_size)
+    assert sum(count for *_, count in found["out"]) == 600
+    for reader in readers:
+        assert sorted(found[f"other {reader}"]) == sorted(str(_of_time(i)) for i in range(600))
 
 
 def _of_time(i: int) -> dict[str, int]:
     return {"ms": 10 * i, "k": i % 3}
 
 
-def test_a_watermark_that_leaves_out_records_stays_behind_the_fork() -> None:
-    """The other readers of the source get the records that it leaves out."""
+def test_the_other_readers_of_a_source_get_what_a_watermark_leaves_out() -> None:
     flow = Flow("job")
     made = flow.read(ps.sources.Memory([{"ms": 1}, {"ms": None}], splits=1), name="made")
     made.watermark("ms", on_error="skip").write(ps.sinks.Null(), name="marked")
@@ -200,6 +223,42 @@ def test_a_watermark_that_leaves_out_records_stays_behind_the_fork() -> None:
     found = ps.testing.run(flow)
     assert found["marked"] == [{"ms": 1}]
     assert found["all"] == [{"ms": 1}, {"ms": None}]
+
+
+def test_a_change_in_place_before_a_watermark_is_found_beside_another_reader() -> None:
+    """What comes before the watermark runs in the task that gives the other reader its records."""
+
+    def change(record: dict[str, int]) -> dict[str, int]:
+        record["ms"] += 1
+        return record
+
+    flow = Flow("job")
+    made = flow.read(ps.sources.Memory([{"ms": 1}]), name="made")
+    made.map(change, name="changing").watermark("ms").write(ps.sinks.Null(), name="marked")
+    made.write(ps.sinks.Null(), name="all")
+    with pytest.raises(ps.RecordError, match=r"'changing'.*has changed a record that other tasks have too"):
+        ps.testing.run(flow)
+
+
+def test_a_reader_that_does_not_name_its_splits_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    flow = Flow("job")
+    windows(flow, flow.read(Behind(), name="tills", parallelism=1).watermark("ms"))
+    ps.testing.run(flow)
+    assert "source 'tills': the reader of task 0 has 2 splits and does not say" in caplog.messages[0]
+    assert "parallelism=2" in caplog.messages[0]
+
+
+def test_files_that_one_task_reads_one_after_the_other_lose_no_record(tmp_path: Any) -> None:
+    """Each begins in the past of the one before."""
+    for number in range(4):
+        lines = [json.dumps({"ms": 100 * i + number, "k": number}) for i in range(1000)]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines))
+
+    flow = Flow("files", parallelism=1)
+    read = flow.read(ps.sources.JsonLines(str(tmp_path / "*.jsonl"), parallel=False), name="files")
+    read.watermark("ms").key_by("k").window(ps.Tumbling(1)).count(name="counts").write(ps.sinks.Null(), name="out")
+    found = ps.testing.run(flow)
+    assert sum(count for *_, count in found["out"]) == 4000
 
 
 def test_a_local_job_counts_all_records_of_splits_that_two_operators_read(tmp_path: Any) -> None:

@@ -77,6 +77,8 @@ class _Way:
 
 
 class _TrafficReader(Reader):
+    split = ""  # of all expressways, second by second
+
     def __init__(self, source: TrafficSource, splits: list[Split], clock: Callable[[], int]) -> None:
         self._source = source
         self._ways = [_Way(source.traffic, split) for split in splits]

@@ -34,7 +34,8 @@ def mixing_words(mixed: dict[str, list[str]]) -> str:
         f"records of several tasks or splits meet before they get watermarks: {where}. When one of these is behind the "
         "others, which can happen with more workers or after a failure, its records are late. Assign watermarks right "
         "after the source, with its parallelism: put .watermark(...) directly after .read(...), without a parallelism "
-        "of its own, and before rebalance(), union() and the like"
+        "of its own, and before rebalance(), union(), map_async() and the like; for a second .watermark(...), read the "
+        "source a second time"
     )
 
 

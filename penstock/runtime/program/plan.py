@@ -22,6 +22,7 @@ from penstock.runtime.exchange.grouping import Forward, Grouping, Key, Rebalance
 from penstock.runtime.operators.aggregated import Aggregated
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read, Write
+from penstock.runtime.operators.fork import OTHERS, Fork
 from penstock.runtime.operators.resources import together
 from penstock.runtime.operators.stateless import KeyBy
 from penstock.runtime.operators.watermarks import MakeWatermarks
@@ -200,10 +201,10 @@ def make_plan(
             )
 
     graph = _with_watermarks_in_sources(graph, tasks_of)
+    tasks_of |= {name: tasks_of[graph.incoming(name)[0].source] for name in graph.operators.keys() - tasks_of.keys()}
+    on_the_way = {edge for name in graph.operators for edge in _way_from_source(graph, name, tasks_of)}
     fused = {
-        edge
-        for edge in graph.edges
-        if (chaining or _is_of_source(graph, edge)) and _can_fuse(graph, edge, tasks_of, fuse_keys)
+        edge for edge in graph.edges if (chaining or edge in on_the_way) and _can_fuse(graph, edge, tasks_of, fuse_keys)
     }
     chains: list[Chain] = []
     chain_of: dict[str, int] = {}
@@ -278,40 +279,52 @@ def _parallelism(graph: Graph, default: int) -> dict[str, int]:
     return tasks_of
 
 
-def _is_of_source(graph: Graph, edge: Edge) -> bool:
-    """Returns whether an edge leads from a source directly to a watermark operator that should be in its tasks: only
-    there it is known which split each record comes from. So it is fused also without chaining."""
-    return isinstance(graph.operators[edge.source], Read) and isinstance(graph.operators[edge.target], MakeWatermarks)
+def _way_from_source(graph: Graph, name: str, tasks_of: dict[str, int]) -> list[Edge]:
+    """Returns the edges from a source to a watermark operator that should be in its tasks, because only there it is
+    known which split each record comes from. They are fused also without chaining. Returns no edges when some operator
+    on the way cannot be in the tasks of the source, or when this is no watermark operator."""
+    if not isinstance(graph.operators[name], MakeWatermarks):
+        return []
+    way: list[Edge] = []
+    while not isinstance(operator := graph.operators[name], Read):
+        edges = graph.incoming(name)
+        edge = edges[0]
+        direct = edge.output is None and (edge.grouping is None or isinstance(edge.grouping, Forward))
+        if len(edges) > 1 or not direct or tasks_of[edge.source] != tasks_of[name]:
+            return []
+        if operator.keyed or operator.inputs > 1 or operator.begins_chain:
+            return []
+        way.append(edge)
+        name = edge.source
+    return way[::-1]
 
 
 def _with_watermarks_in_sources(graph: Graph, tasks_of: dict[str, int]) -> Graph:
-    """Returns the graph in which a watermark operator directly behind a source stands between the source and all other
-    readers of the source. It passes all records on, so the others get what they got before; and it can be fused with
-    the source, where each split has a watermark of its own. An operator that may leave out records that fail, or has a
-    second input, stays where it is, and so does all that reads a source with two watermark operators."""
-    moved: dict[str, str] = {}  # source -> its watermark operator
-    for name, operator in graph.operators.items():
-        if not isinstance(operator, Read):
-            continue
-        readers = [edge for edge in graph.outgoing(name) if edge.output is None]
-        marks = [edge for edge in readers if isinstance(graph.operators[edge.target], MakeWatermarks)]
-        if len(readers) < 2 or len(marks) != 1:
-            continue
-        (mark,) = marks
-        of_mark = graph.operators[mark.target]
-        direct = mark.grouping is None or isinstance(mark.grouping, Forward)
-        alone = len(graph.incoming(mark.target)) == 1 and tasks_of[name] == tasks_of[mark.target]
-        if direct and alone and of_mark.on_error == "fail":
-            moved[name] = mark.target
-    if not moved:
-        return graph
+    """Returns the graph in which each operator on the way from a source to a watermark operator has one reader, so that
+    the watermark operator can be fused with the source, where each split has a watermark of its own. The others read
+    behind the watermark operator, which passes all records on, so they get what they got before. Where other operators
+    come first, or the watermark operator may leave out records that fail, a fork gives them their records. Of several
+    watermark operators at the ends of one fork none can be in the tasks of the source."""
     found = copy(graph)
-    found.edges = [
-        replace(edge, source=moved[edge.source])
-        if edge.source in moved and edge.output is None and edge.target != moved[edge.source]
-        else edge
-        for edge in graph.edges
-    ]
+    found.operators, found.edges = dict(graph.operators), list(graph.edges)
+    for name in graph.operators:
+        for edge in _way_from_source(found, name, tasks_of):
+            others = [other for other in found.outgoing(edge.source) if other.output is None and other is not edge]
+            if not others:
+                continue
+            if any(isinstance(graph.operators[other.target], MakeWatermarks) for other in others):
+                break
+            if edge.target == name and graph.operators[name].on_error == "fail":
+                reader, output = name, None
+            else:
+                fork = Fork(name=f"{edge.source}.fork")
+                fork.declared_at = graph.operators[edge.source].declared_at
+                found.operators[fork.name] = fork
+                found.edges[found.edges.index(edge)] = replace(edge, source=fork.name)
+                found.edges.append(Edge(edge.source, fork.name))
+                reader, output = fork.name, OTHERS
+            for other in others:
+                found.edges[found.edges.index(other)] = replace(other, source=reader, output=output)
     return found
 
 

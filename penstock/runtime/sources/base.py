@@ -69,9 +69,10 @@ class Reader(ABC):
     the task then ends. A reader that never does so makes the source endless: such a job ends by `job.stop()`.
     `stamp_ns`: when the oldest record of the last read() came into being, by the context's clock, from which its
     latency counts (None: at the read). `split`: the name of the split that all records of the last read came from
-    (None: it is not said). A reader of several splits should say this, and answer `has_ended`. A watermark in the tasks
-    of the source then waits for each split that has begun, also when splits that several tasks were reading have come
-    to one task. Otherwise records of one split may be late because another split is ahead.
+    (None: it is not said; "": from all of them, in the order of their times). A reader of several splits should say
+    this, and answer `has_ended`. A watermark in the tasks of the source then waits for each split that has not ended,
+    whichever task reads it, and whether it has begun or not. Otherwise records of one split may be late because another
+    split is ahead, and a warning says so.
 
     `paced` says whether the world decides when records come, so that records which wait at the reader are late
     (docs/papers.md: D2). With False, all records are there from the start and are read as fast as the job takes them,
@@ -101,9 +102,14 @@ class Reader(ABC):
         epoch. After a failure, `Source.reader` gets the splits with these offsets in `split.offset`. An offset may be
         anything that can be pickled."""
 
+    def by_split(self, records: list[Any]) -> list[tuple[str | None, list[Any]]]:
+        """Divides the records of the last read() by their splits. Only a reader that sets no `split`, although it knows
+        the split of each record, needs a method of its own."""
+        return [(self.split, records)]
+
     def has_ended(self, split: str) -> bool:
         """Returns whether no record of a split will come any more, so that watermarks need not wait for the split. It
-        is asked only about splits that `split` has named."""
+        is asked about all splits of the reader, also about those of which it has read nothing yet."""
         return False
 
     def ready_in(self) -> float | None:
@@ -136,7 +142,8 @@ class SequentialReader(Reader):
 
     def has_ended(self, split: str) -> bool:
         present = self._split
-        return (present is None or present.name != split) and all(one.name != split for one in self._waiting)
+        # The watermark asks again and again about the last one that waits.
+        return (present is None or present.name != split) and all(one.name != split for one in reversed(self._waiting))
 
 
 class ColumnReader(Reader):

@@ -3,8 +3,8 @@
 The load is open: records are due at times fixed beforehand, whatever the job does, and a job that falls
 behind has to catch up, with the delay in its latencies. It must never wait inside read(), and never make an
 index twice or leave one out, whatever the number of tasks. A reader of several splits must give all indexes up to
-some index before it gives a greater one, unless gaps are random: times mostly grow with the index, and the splits share
-a watermark.
+some index before it gives a greater one, unless gaps are random: times mostly grow with the index, and where the splits
+have no watermark each, they share one.
 """
 
 from __future__ import annotations
@@ -286,6 +286,7 @@ class _GeneratorReader(Reader):
         self._clock = clock
         self._errors = errors
         self._turn = itertools.count()
+        self._parts: list[tuple[str, int]] = []  # of the last read: the splits, and how many records are of each
         self._random = source.poisson
         # Several tasks may have made the splits until now, each of them as far as it came.
         self._apart = source.schedule is not None and len(splits) > 1 and any(track.made for track in self._tracks)
@@ -302,6 +303,7 @@ class _GeneratorReader(Reader):
             for track in self._active:
                 track.begin(start)
         out: list[Any] = []
+        self._parts = []
         end = self._end_of_read(limit) if self._in_order else None
         turn = next(self._turn) % max(1, len(self._active))  # so that no track always comes last
         for track in self._active[turn:] + self._active[:turn]:
@@ -311,11 +313,19 @@ class _GeneratorReader(Reader):
                 self.stamp_ns = stamp
             if indices:
                 made = apply(self._loop, list(indices), self._errors)
+                self._parts.append((track.name, len(made)))
                 out = out + made if out else made
         if any(track.ended for track in self._active):
             self._active = [track for track in self._active if not track.ended]
             self.finished = not self._active
         return out
+
+    def by_split(self, records: list[Any]) -> list[tuple[str | None, list[Any]]]:
+        rest = iter(records)
+        return [(name, list(itertools.islice(rest, count))) for name, count in self._parts]
+
+    def has_ended(self, split: str) -> bool:
+        return all(track.name != split for track in self._active)
 
     @property
     def _in_order(self) -> bool:

@@ -36,7 +36,6 @@ class ThreadReader(Reader):
         self.wake = wake
         self.paced = reader.paced
         self._offsets = dict(reader.offsets())
-        self._splits: set[str] = set()  # that the reader has named
         self._ended: set[str] = set()
         self._close_error: BaseException | None = None
         self._limit = _FIRST
@@ -118,7 +117,6 @@ class ThreadReader(Reader):
     def _read_once(self) -> _Batch:
         reader = self.reader
         records = reader.read(self._limit)
-        if reader.split is not None:
-            self._splits.add(reader.split)
-        ended = {split for split in self._splits if reader.has_ended(split)}
-        return _Batch(records, dict(reader.offsets()), reader.split, ended, reader.stamp_ns, reader.finished)
+        offsets = dict(reader.offsets())
+        ended = {split for split in offsets if reader.split is not None and reader.has_ended(split)}
+        return _Batch(records, offsets, reader.split, ended, reader.stamp_ns, reader.finished)

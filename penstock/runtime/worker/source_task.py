@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.runtime.errors import PenstockError, SourceError, shorten
 from penstock.runtime.event_time.pace import Pace
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, TIME_MAX
 from penstock.runtime.exchange.output_cache import OutputCaches
-from penstock.runtime.operators.base import Gathering, Pending, Stage
+from penstock.runtime.operators.base import Stage
+from penstock.runtime.operators.ends import Read
 from penstock.runtime.operators.micro_batch import BYTES_MAX
 from penstock.runtime.operators.watermarks import Marking
 from penstock.runtime.program.plan import TaskId
+from penstock.runtime.records.batch import Batch
 from penstock.runtime.sources.base import ColumnReader, Reader, Split, bytes_of, together
 from penstock.runtime.state.keyed import StageState
 from penstock.runtime.worker.blackbox import SOURCE
@@ -63,15 +65,15 @@ class SourceTask(Task):
         )
         self.reads_until: int | None = None  # the watermark up to which it may read; None: any
         self._pace = Pace()
-        # The stage that makes watermarks, if it gets the records of a read with the read.
-        self._splits_stage = next((stage for stage in stages if isinstance(stage, Marking)), None)
-        before = [] if self._splits_stage is None else stages[: stages.index(self._splits_stage)]
-        if any(isinstance(stage, Gathering | Pending) for stage in before):
-            self._splits_stage = None
-        if self._splits_stage is not None:
-            self._splits_stage.reads(self.splits)
+        self._splits_stages = [stage for stage in stages if isinstance(stage, Marking)]  # they need to know splits
+        head = stages[0].context.operator
+        for stage in self._splits_stages:
+            stage.reads(self.splits, endless=isinstance(head, Read) and not head.source.bounded)
+        self._gathered_of: str | None = None  # the split of the records that were read last
+        self._has_told_of_splits = False  # that the reader does not name them
         # For what was read for micro-batches that are not answered: the number of records and their split.
         self._diverted_splits: deque[tuple[int, str | None]] = deque()
+        self._takes_turns = False  # the reader takes turns among splits, so a micro-batch is what one read gives
         self._diverted = 0  # the number of records in micro-batches that are not answered
         marking = 0 if self._marking_stage is None else stages.index(self._marking_stage)
         self._gathering_first = [stage for stage in self.gathering if stages.index(stage) < marking]
@@ -209,11 +211,13 @@ class SourceTask(Task):
                 if not len(part):
                     break
                 parts.append(part)
-                splits.append((len(part), reader.split))
+                splits.append((len(part), reader.split or None))
                 records += len(part)
                 size += bytes_of(part)
                 stamp = stamp or reader.stamp_ns
-                if reader.finished or (wait := reader.ready_in()) is None or wait > 0:
+                if self._splits_stages and len(splits) > 1 and (before := splits[-2][1]) not in (None, splits[-1][1]):
+                    self._takes_turns |= not reader.has_ended(before)
+                if self._takes_turns or reader.finished or (wait := reader.ready_in()) is None or wait > 0:
                     break
         except SourceError as error:
             raise stage.errors.failure("(reading)", error) from error
@@ -223,7 +227,7 @@ class SourceTask(Task):
         if self._marking_stage is not None:
             self._pace.read(records)
             self._diverted += records
-        if self._splits_stage is not None:
+        if self._splits_stages:
             self._diverted_splits += splits
         input_ = together(parts) if columns else [record for part in parts for record in part]
         return input_, records, stamp or self.clock()
@@ -232,23 +236,22 @@ class SourceTask(Task):
         super().take_up_diverted(records, stamp)
         if self._marking_stage is not None:
             self._diverted -= records
-        if self._splits_stage is None:
+        if not self._splits_stages:
             return
         came_from: set[str | None] = set()
-        split: str | None = None
         while records > 0:
             count, split = self._diverted_splits.popleft()
             came_from.add(split)
             records -= count
         under_way = {name for _, name in self._diverted_splits}
 
-        def has_ended(name: str | None) -> bool:
-            return name is not None and name not in under_way and self.reader.has_ended(name)
+        def has_ended(name: str) -> bool:
+            return name not in under_way and self.reader.has_ended(name)
 
-        # A micro-batch has one greatest time. If several splits go on, nobody knows whose time it is.
-        if not all(name == split or has_ended(name) for name in came_from):
-            split = None
-        self._splits_stage.come_from(split, has_ended)
+        # A micro-batch has one greatest time. When it is of several splits, nobody knows whose time it is.
+        mixed = len(came_from) > 1
+        for stage in self._splits_stages:
+            stage.come_from(None if mixed else next(iter(came_from), None), has_ended, mixed=mixed)
 
     def _read(self, limit: int) -> list[Any]:
         """Reads, and says so when it took so long that the other tasks of the worker had to wait."""
@@ -340,9 +343,39 @@ class SourceTask(Task):
             sample.add(records, self.clock())
         if self._marking_stage is not None:
             self._pace.read(len(records))
-        if self._splits_stage is not None and self.reader.split is not None:
-            self._splits_stage.come_from(self.reader.split, self.reader.has_ended)
-        self._stamped(self.reader.stamp_ns or self.clock())
         self._work_records = len(records)
-        self._work = self._through(records)
+        if self._splits_stages and len(self.splits) > 1:
+            self._work = self._by_split(records)
+        else:
+            self._stamped(self.reader.stamp_ns or self.clock())
+            self._work = self._through(records)
         return True
+
+    def _by_split(self, records: list[Any]) -> Iterator[Batch]:
+        """Yields the outputs for records, split by split. What was gathered of another one is processed before."""
+        stamp = self.reader.stamp_ns or self.clock()
+        for split, part in self.reader.by_split(records):
+            if split is None:
+                self._tell_of_splits()
+            elif split:
+                if split != self._gathered_of and self.held:
+                    yield from self._let_go(everything=True)
+                self._gathered_of = split
+                for stage in self._splits_stages:
+                    stage.come_from(split, self.reader.has_ended)
+            self._stamped(stamp)
+            yield from self._through(part)
+
+    def _tell_of_splits(self) -> None:
+        if not self._has_told_of_splits:
+            self._has_told_of_splits = True
+            logger.warning(
+                "source %r: the reader of task %d has %d splits and does not say from which one its records come, so "
+                "records of a split that is behind the others may be late. Let it read from one split at a time, set "
+                "`split`, and answer `has_ended` (see help(penstock.sources.Reader)). Or give the source a task for "
+                "each split: flow.read(..., parallelism=%d). This is said once.",
+                self.stages[0].context.operator.name,
+                self.task.index,
+                len(self.splits),
+                len(self.splits),
+            )

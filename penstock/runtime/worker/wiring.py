@@ -29,6 +29,7 @@ from penstock.runtime.exchange.message import END, WATERMARK
 from penstock.runtime.exchange.output import Output, make_output
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage, StageContext
+from penstock.runtime.operators.fork import Forking
 from penstock.runtime.program.plan import Chain, Exchange, Plan, TaskId, letters_of
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.records.userfunc import DEAD_LETTERS, ErrorHandler
@@ -277,6 +278,8 @@ class Wiring:
         stage: Stage = operator.stage(context)
         if self.shared_batches is not None:
             self.shared_batches.watch(stage)
+            if isinstance(stage, Forking):
+                stage.on_shared = self.shared_batches.add
         return stage
 
     def replan(self, plan: Plan, workers: dict[int, int]) -> None:
