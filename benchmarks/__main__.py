@@ -9,7 +9,8 @@ import time
 import traceback
 from pathlib import Path
 
-from benchmarks.common import RESULTS, Bench, Case, about, print_cases, stop_ray
+from benchmarks import one_by_one
+from benchmarks.common import RESULTS, Bench, Case, Skipped, about, print_cases, stop_ray
 
 # Name -> (module, what it measures). In the order in which they run.
 BENCHMARKS = {
@@ -62,7 +63,8 @@ BENCHMARKS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was chosen; the exit code: 1 when a benchmark failed (a goal that is missed is no failure)."""
+    """Run what was chosen; the exit code: 1 when a benchmark failed (a goal that is missed is no failure), and SKIPPED
+    when this machine lacks what all of them need."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Penstock beside its peers, all in one run. See benchmarks/README.md for what each one means.",
@@ -70,7 +72,18 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run, or beginnings of names (all)")
     parser.add_argument("--list", action="store_true", help="say what there is and end")
-    parser.add_argument("--quick", action="store_true", help="small inputs, one run: whether they work, not how fast")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="small inputs, one run: whether they work, not how fast; several run in a process each, and one that "
+        "fails runs once more",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=180, metavar="S", help="with --quick: seconds for each of several (180)"
+    )
+    parser.add_argument(
+        "--within", type=float, default=1200, metavar="S", help="with --quick: seconds after which none begins (1200)"
+    )
     parser.add_argument("--runs", type=int, metavar="N", help="rounds of each measurement; medians are shown (5)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (benchmarks/results[/quick])")
     options = parser.parse_args(arguments)
@@ -83,21 +96,40 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")
     if options.runs is not None and options.runs < 1:
         parser.error("--runs must be at least 1")
-    chosen = [
-        name for name in BENCHMARKS if not options.names or any(name.startswith(begin) for begin in options.names)
-    ]
+    chosen = [name for name in BENCHMARKS if not options.names or any(_means(given, name) for given in options.names)]
     runs = options.runs or (1 if options.quick else 5)
     out = options.out or (RESULTS / "quick" if options.quick else RESULTS)
+    if options.quick and len(chosen) > 1:
+        passed_on = ["--quick", "--runs", str(runs), "--out", str(out.absolute())]
+        outcome = one_by_one.run(chosen, passed_on, limit_s=options.limit, within_s=options.within)
+        print(f"JSON lines and plots: {out}")
+        for line in outcome.words():
+            print(line, file=sys.stderr)
+        return 1 if outcome.failed else 0
+    return _run(chosen, quick=options.quick, runs=runs, out=out)
+
+
+def _means(given: str, name: str) -> bool:
+    """Returns whether a name, or the beginning of one, means this benchmark."""
+    return given == name if given in BENCHMARKS else name.startswith(given)
+
+
+def _run(chosen: list[str], *, quick: bool, runs: int, out: Path) -> int:
+    """Runs benchmarks in this process, and returns the exit code."""
     here = about()
     cases: list[Case] = []
     failed: list[str] = []
+    skipped: list[str] = []
     try:
         for name in chosen:
             started = time.monotonic()
             print(f"{name} ...", file=sys.stderr, flush=True)
-            bench = Bench(name, quick=options.quick, runs=runs, out=out, about=here)
+            bench = Bench(name, quick=quick, runs=runs, out=out, about=here)
             try:
                 importlib.import_module(f"benchmarks.{BENCHMARKS[name][0]}").run(bench)
+            except Skipped as missing:
+                skipped.append(name)
+                print(f"{name} is skipped: {missing}", file=sys.stderr)
             except Exception:
                 failed.append(name)
                 traceback.print_exc()
@@ -109,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"JSON lines and plots: {out}")
     if failed:
         print(f"FAILED: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if failed else one_by_one.SKIPPED if skipped == chosen else 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Bench, WrongResult, median
+from benchmarks.common import Bench, Skipped, WrongResult, median
 from tests.hosts import spaces
 from tests.hosts.hosts import ROOT, Hosts
 from tests.hosts.ray_cluster import RayCluster
@@ -123,8 +123,7 @@ def _measure(bench: Bench, cluster: _Cluster, size: int, tasks: int) -> None:
 def run(bench: Bench) -> None:
     """Measures, where hosts can be made."""
     if reason := spaces.why_not():
-        bench.say(f"{bench.name} is left out: {reason}")
-        return
+        raise Skipped(reason)
     # Not in /dev/shm, of which each host has its own.
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, Hosts(HOSTS, one_clock=True) as hosts:
         cluster = _Cluster(hosts, Path(folder))

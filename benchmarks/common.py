@@ -36,6 +36,10 @@ class WrongResult(Exception):
     """A contestant's output is not what the input says it must be: its figure would mean nothing."""
 
 
+class Skipped(Exception):
+    """This machine lacks something without which a benchmark has no figures; the message says what."""
+
+
 @dataclass
 class Case:
     """One figure, beside a peer's where there is one; a line of JSON."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pacing, stamps, text
-from benchmarks.common import Bench, WrongResult, median, quantile
+from benchmarks.common import Bench, Skipped, WrongResult, median, quantile
 from benchmarks.hosts_links import round_trips, shape, socket_pair
 from benchmarks.throughput import Input
 from tests.hosts import spaces
@@ -219,8 +219,7 @@ def _latency(bench: Bench, place: _Place, folder: Path) -> None:
 def run(bench: Bench) -> None:
     """Measures, where hosts can be made."""
     if reason := spaces.why_not():
-        bench.say(f"{bench.name} is left out: {reason}")
-        return
+        raise Skipped(reason)
     # Not in /dev/shm, of which each host has its own.
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, Hosts(2, one_clock=True) as hosts:
         place = _Place(hosts)

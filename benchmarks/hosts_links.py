@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import Bench, median, quantile
+from benchmarks.common import Bench, Skipped, median, quantile
 from penstock.runtime.multicast.building import binomial, non_blocking, sequential
 from penstock.runtime.multicast.tree import Tree
 from tests.hosts import spaces
@@ -181,8 +181,7 @@ def _trees(bench: Bench, count: int) -> None:
 def run(bench: Bench) -> None:
     """Measures, where hosts can be made."""
     if reason := spaces.why_not():
-        bench.say(f"{bench.name} is left out: {reason}")
-        return
+        raise Skipped(reason)
     _pair(bench)
     for count in bench.pick((7, 15), (3,)):
         _trees(bench, count)

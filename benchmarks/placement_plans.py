@@ -16,8 +16,9 @@ from penstock.placement.baselines import jstorm, metis_parts, round_robin, turbo
 from penstock.placement.multilevel import partition
 from penstock.placement.placement import workers_of
 from penstock.placement.planner import node_by_node, plan
+from penstock.placement.shape import TrafficEdge
 from penstock.placement.topology import of_plan
-from penstock.placement.traffic import Node, TrafficEdge, TrafficGraph
+from penstock.placement.traffic import Node, TrafficGraph
 
 FACTOR = 0.05
 NODES = (4, 16)

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common import Bench, median, quantile
+from benchmarks.common import Bench, Skipped, median, quantile
 from benchmarks.hosts_links import BODY, BURST, shape
 from benchmarks.multicast_model import COPY_OF_STEPS_S, STEPS
 from benchmarks.relay_trees import multicast
@@ -109,8 +109,7 @@ def _tell(
 def run(bench: Bench) -> None:
     """Measures, where hosts can be made."""
     if reason := spaces.why_not():
-        bench.say(f"{bench.name} is left out: {reason}")
-        return
+        raise Skipped(reason)
     seconds = bench.pick(6.0, 0.8)
     profile = steps_of(seconds)
     most = binomial_degree(COUNT)

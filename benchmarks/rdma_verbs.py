@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from benchmarks.common import Bench, median
+from benchmarks.common import Bench, Skipped, median
 from tests.guests import packages
 from tests.guests.guest import Guests
 
@@ -17,7 +17,10 @@ NOTE = "software RoCE does the device's work in both kernels, with a system call
 
 def run(bench: Bench) -> None:
     """See the module."""
-    packages.fetch()
+    try:
+        packages.fetch()
+    except packages.Missing as missing:
+        raise Skipped(str(missing)) from missing
     numbers = bench.pick((200, 500, 20_000), (20, 50, 2000))
     command = ["python3", "-m", "benchmarks.rdma_guest", *map(str, numbers)]
     ended = Guests([command, command], files=FILES).run(LIMIT_S)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.common import Bench, WrongResult, median, quantile
+from benchmarks.common import Bench, Skipped, WrongResult, median, quantile
 from benchmarks.relay_keyed_peer import RELAY_IN, RELAY_OUT, SINKS
 from tests.hosts import spaces
 from tests.hosts.hosts import ROOT, Host, Hosts
@@ -110,8 +110,7 @@ def measure(hosts: Hosts, form: str, workers: int, size: int, seconds: float, ra
 def run(bench: Bench) -> None:
     """Measures, where hosts can be made."""
     if reason := spaces.why_not():
-        bench.say(f"{bench.name} is left out: {reason}")
-        return
+        raise Skipped(reason)
     seconds = bench.pick(2.0, 0.3)
     with Hosts(2, one_clock=True) as hosts:
         for workers in bench.pick((2, 4), (2,)):

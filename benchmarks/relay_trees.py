@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from benchmarks.common import Bench, WrongResult, median, quantile
+from benchmarks.common import Bench, Skipped, WrongResult, median, quantile
 from benchmarks.hosts_links import BODY, BURST, LINK, mbits, shape
 from benchmarks.hosts_links import multicast as plain_forwarders
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
@@ -242,8 +242,7 @@ def _switches(bench: Bench, count: int, each_way_s: float) -> None:
 def run(bench: Bench) -> None:
     """Measures, where hosts can be made."""
     if reason := spaces.why_not():
-        bench.say(f"{bench.name} is left out: {reason}")
-        return
+        raise Skipped(reason)
     for count in bench.pick((7, 15), (3,)):
         _trees(bench, count)
         for each_way_s in (0.0, 0.01):

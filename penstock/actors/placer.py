@@ -18,6 +18,7 @@ import numpy as np
 from penstock.actors.nodes import Layout, Nodes, Share, has, told
 from penstock.placement import baselines
 from penstock.placement.adoption import Verdict
+from penstock.placement.at_start import plan_at_start
 from penstock.placement.balance import Infeasible
 from penstock.placement.groups import NotPlaced
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, MESSAGE_BYTES, NODE_COST, HopCosts, Volume
@@ -28,6 +29,7 @@ from penstock.placement.options import PlacementOptions
 from penstock.placement.placement import Placement, speeds, workers_of
 from penstock.placement.planner import plan as planned
 from penstock.placement.replanning import Look, Measured, Replanner
+from penstock.placement.shape import shape_of
 from penstock.placement.sharing import shared
 from penstock.placement.topology import Topology, of_plan, with_data
 from penstock.placement.traffic import Bools, TrafficGraph
@@ -155,13 +157,15 @@ class Placer:
 
     def _first(self, plan: Plan, at: Layout, allowed: Bools | None) -> Placement:
         method, nodes = self._options.method, at.nodes
-        planned_first = self._plans_first(plan)
-        if method == "round-robin" and not planned_first:
-            return baselines.in_turn(len(plan.tasks), nodes)  # this method does not look at the traffic
         topology = _bound(self._expected(plan), allowed)
-        if method == "traffic" or planned_first:
-            drawn = with_data(plan, topology, at.places())
+        drawn = with_data(plan, topology, at.places())
+        draws = len(drawn) > len(topology)
+        if method == "traffic" or (method == "auto" and draws) or self._plans_first(plan):
             return planned(drawn, nodes, tasks=len(topology), node_cost=self._node_cost())
+        if method == "auto" and allowed is None and not self.stays(plan):
+            return plan_at_start(shape_of(plan), nodes)
+        if method in {"auto", "round-robin"}:
+            return baselines.round_robin(topology, nodes)
         if method == "turbostream":
             return baselines.turbostream(topology, nodes)
         if method == "t-storm":

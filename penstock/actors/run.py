@@ -85,7 +85,7 @@ def run(
     savepoint: str | os.PathLike[str] | None = None,
     dual: str | BurstOptions = "off",
     spark: SparkOptions | None = None,
-    placement: Method | PlacementOptions = "round-robin",
+    placement: Method | PlacementOptions = "auto",
     nodes: int | None = None,
     replan_s: float | timedelta | Literal["auto"] | None = None,
     spares: bool = True,
@@ -142,10 +142,11 @@ def run(
 
     Placement:
 
-    `placement`: how tasks are assigned to workers. "round-robin": in turn. "traffic": with little traffic between nodes
-    and between workers. "turbostream", "t-storm", "jstorm" and "metis": as other systems do. `nodes`: the number of
-    cluster nodes over which the workers are spread, with room reserved on each (default: the JobMaster's node if it has
-    enough CPUs, else the fewest nodes that have).
+    `placement`: how tasks are assigned to workers. "auto": by the plan that `penstock plan` shows. "round-robin": in
+    turn. "traffic": with little traffic between nodes and between workers, as if all tasks cost the same.
+    "turbostream", "t-storm", "jstorm" and "metis": as other systems do. `nodes`: the number of cluster nodes over which
+    the workers are spread, with room reserved on each (default: the JobMaster's node if it has enough CPUs, else the
+    fewest nodes that have).
     `replan_s`: how often to measure load and traffic, and to move tasks when that is worth it (default: never). "auto":
     every 10 seconds in a job that has epochs and several workers and does not use Spark.
     penstock.placement.options.PlacementOptions has further settings and may replace the text.
@@ -192,7 +193,7 @@ def run(
             cpus_per_worker=None if cpus_per_worker == 1.0 else cpus_per_worker,
             dual=None if dual == "off" else dual,
             spark=spark,
-            placement=None if placement == "round-robin" else placement,
+            placement=None if placement in ("auto", "round-robin") else placement,
             nodes=nodes,
             replan_s=replan,
             ports=ports,
@@ -288,7 +289,8 @@ def _without_ray(options: JobOptions, job: str) -> JobOptions:
     left_out = []
     if options.dual is not None:
         left_out.append("dual")
-    if options.placement != PlacementOptions():
+    here = PlacementOptions("round-robin" if options.placement.method == "round-robin" else "auto")
+    if options.placement != here:
         left_out.append("placement")
     if left_out:
         logger.warning(
@@ -299,7 +301,7 @@ def _without_ray(options: JobOptions, job: str) -> JobOptions:
             " and ".join(left_out),
             "them" if len(left_out) > 1 else "the option",
         )
-    return replace(options, dual=None, placement=PlacementOptions())
+    return replace(options, dual=None, placement=here)
 
 
 def _check_needs(plan: Plan, where: PlacementOptions) -> None:
@@ -336,7 +338,7 @@ def _start_local(flow: Flow, plan: Plan, options: JobOptions, program: Program) 
             )
     if options.store is not None and options.store.is_locked():
         raise JobExists(options.store.locked_by_another())
-    host = LocalJob(plan, options, program)
+    host = LocalJob(plan, options, program, in_turn=options.placement.method == "round-robin")
     sinks = {name: op.sink for name, op in flow.graph.operators.items() if isinstance(op, Write)}
     job = Job(flow.name, host, sinks, program)
     farewell.remember(job)

@@ -331,14 +331,21 @@ def _explain(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from penstock.apps import plan_view
     from penstock.placement import baselines
+    from penstock.placement.at_start import plan_at_start
     from penstock.placement.planner import plan
+    from penstock.placement.shape import shape_of
     from penstock.placement.topology import of_plan
     from penstock.placement.traffic import Node
 
     nodes = [Node(f"node {number}", options.slots) for number in range(1, options.nodes + 1)]
-    topology = of_plan(_prepare(options.app, options).flow.plan(options.nodes * options.slots, check_sinks=False))
-    ours = plan(topology.graph, nodes, factor=options.factor)
-    placements = {"penstock": ours, **baselines.all_of(topology, nodes, factor=options.factor)}
+    tasks = _prepare(options.app, options).flow.plan(options.nodes * options.slots, check_sinks=False)
+    topology = of_plan(tasks)
+    ours = plan_at_start(shape_of(tasks), nodes, factor=options.factor)
+    placements = {
+        "penstock": ours,
+        "traffic": plan(topology.graph, nodes, factor=options.factor),
+        **baselines.all_of(topology, nodes, factor=options.factor),
+    }
     with _output():
         for line in plan_view.by_node(topology, ours):
             print(line)
@@ -759,9 +766,9 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--placement",
         metavar="HOW",
-        default="round-robin",
+        default="auto",
         choices=METHODS,
-        help=f"how tasks are assigned to workers: {', '.join(METHODS)} (round-robin); see penstock plan APP",
+        help=f"how tasks are assigned to workers: {', '.join(METHODS)} (auto, which penstock plan APP shows)",
     )
     parser.add_argument(
         "--nodes", metavar="N", type=count, help="number of Ray nodes over which the workers are spread (one)"

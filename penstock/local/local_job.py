@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from penstock.local.placing import InTurn
+from penstock.local.placing import LocalPlacing
 from penstock.local.processes import LocalProcesses
 from penstock.local.worker import NODE
 from penstock.runtime.errors import JobError
@@ -37,10 +37,12 @@ class LocalJob:
     where = "processes of this program"
     silent_s = 0.0
 
-    def __init__(self, plan: Plan, options: RunnerOptions, program: Program) -> None:
+    def __init__(self, plan: Plan, options: RunnerOptions, program: Program, *, in_turn: bool = False) -> None:
+        """`in_turn`: see LocalPlacing."""
         self.notes = Notes(plan.name, NODE, _Memory())
         self.host: object = self
         self._options = options
+        self._in_turn = in_turn
         self._driver = Driver.here(NODE)
         self._process = os.getpid()
         self._reporting = threading.Lock()  # the reports of all workers are taken one at a time
@@ -55,9 +57,9 @@ class LocalJob:
 
     # --- the carrier -----------------------------------------------------------------------------------------
 
-    def reserve(self, cancelled: Callable[[], bool], known: str = "") -> tuple[int, LocalProcesses, InTurn]:
+    def reserve(self, cancelled: Callable[[], bool], known: str = "") -> tuple[int, LocalProcesses, LocalPlacing]:
         """See Carrier. There is nothing to reserve."""
-        return self._options.workers, self._processes, InTurn(self._options.workers)
+        return self._options.workers, self._processes, LocalPlacing(self._options.workers, in_turn=self._in_turn)
 
     def relays(self) -> None:
         """See Carrier. All workers share memory."""

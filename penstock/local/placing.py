@@ -1,22 +1,27 @@
-"""Assigns the tasks of a local job to its workers in turn. There is only one machine, so there is no traffic to
-save."""
+"""Assigns the tasks of a local job to its workers, which are all on one machine."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+from penstock.placement.even import in_turn, over_workers
+from penstock.placement.shape import shape_of
 from penstock.runtime.program.plan import Plan
 
 
-class InTurn:
+class LocalPlacing:
     """See Placing."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, *, in_turn: bool) -> None:
+        """`in_turn`: tasks are assigned in turn, whatever they exchange."""
         self._workers = workers
+        self._in_turn = in_turn
 
     def first(self, plan: Plan) -> dict[int, int]:
         """See Placing."""
-        return {task.number: place % self._workers for place, task in enumerate(plan.tasks)}
+        workers = self._workers
+        found = in_turn(len(plan.tasks), workers) if self._in_turn else over_workers(shape_of(plan), workers)
+        return {task.number: worker for task, worker in zip(plan.tasks, found, strict=True)}
 
     def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
         """See Placing. Tasks that run stay where they are; each new task goes to the worker with the fewest tasks."""

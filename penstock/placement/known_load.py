@@ -12,8 +12,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from penstock.placement.monitor import AT_REST
+from penstock.placement.shape import SharedTraffic, TrafficEdge
 from penstock.placement.topology import Topology, of_plan
-from penstock.placement.traffic import SharedTraffic, TrafficEdge, TrafficGraph
+from penstock.placement.traffic import TrafficGraph
 from penstock.runtime.program.plan import Plan
 
 

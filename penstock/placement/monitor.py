@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.placement.shape import SharedTraffic, TrafficEdge
 from penstock.placement.topology import Topology, of_plan
-from penstock.placement.traffic import Floats, SharedTraffic, TrafficEdge, TrafficGraph
+from penstock.placement.traffic import Floats, TrafficGraph
 from penstock.runtime.program.plan import Plan
 
 #: The cores that each task counts in addition to its load, so that tasks that do nothing yet are assigned

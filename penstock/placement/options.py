@@ -12,7 +12,7 @@ from penstock.runtime.errors import FlowError, OptionError, WrongValue, shorten
 from penstock.runtime.units import any_seconds, flag, is_whole, number
 
 #: How tasks are assigned to workers at the start.
-Method = Literal["round-robin", "traffic", "turbostream", "t-storm", "jstorm", "metis"]
+Method = Literal["auto", "round-robin", "traffic", "turbostream", "t-storm", "jstorm", "metis"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 #: The time between two plans that "auto" means.
@@ -26,7 +26,7 @@ LEAST_REPLAN_S = 0.01
 class PlacementOptions:
     """Says where a job's tasks run. Defaults are in parentheses.
 
-    `method` ("round-robin"): how tasks are assigned to workers at the start: "round-robin", "traffic", "turbostream",
+    `method` ("auto"): how tasks are assigned to workers at the start: "auto", "round-robin", "traffic", "turbostream",
     "t-storm", "jstorm" or "metis". docs/placement.md compares them.
     `nodes` (None): the number of machines over which the workers are spread by free CPUs, from 1 to the number of
     workers. With None, all workers are on the JobMaster's node if it has enough CPUs, else on the fewest nodes that
@@ -45,7 +45,7 @@ class PlacementOptions:
     `run` checks the fields.
     """
 
-    method: Method = "round-robin"
+    method: Method = "auto"
     nodes: int | None = None
     replan_s: float | Literal["auto"] | None = None
     adoption: AdoptionOptions = field(default_factory=AdoptionOptions)

@@ -102,7 +102,7 @@ def _cheapest(
     """Returns the placement of tasks and anchors that costs least, of those that keep the balance best: one of `begun`,
     the running one, or that of tasks assigned in turn."""
     workers = np.array(workers_of(nodes))
-    known = [_all_in_turn(nodes, tasks)] if running is None else [_all_in_turn(nodes, tasks), running.worker_of]
+    known = [all_in_turn(nodes, tasks)] if running is None else [all_in_turn(nodes, tasks), running.worker_of]
     anchors = begun[0][tasks:]
     candidates = [*begun, *(np.concatenate([places, anchors]) for places in known)]
     if graph.allowed is not None:
@@ -121,7 +121,7 @@ def _cheapest(
     return min(candidates, key=badness)
 
 
-def _all_in_turn(nodes: Sequence[Node], tasks: int) -> Ints:
+def all_in_turn(nodes: Sequence[Node], tasks: int) -> Ints:
     """Returns the worker of each task when tasks are assigned in turn, with the workers of each node numbered
     consecutively."""
     found = in_turn(tasks, nodes)
@@ -130,16 +130,24 @@ def _all_in_turn(nodes: Sequence[Node], tasks: int) -> Ints:
 
 
 def node_by_node(
-    graph: TrafficGraph, nodes: Sequence[Node], *, factor: float, seed: int, tasks: int, running: Placement | None
+    graph: TrafficGraph,
+    nodes: Sequence[Node],
+    *,
+    factor: float,
+    seed: int,
+    tasks: int,
+    running: Placement | None,
+    quick: bool = False,
 ) -> tuple[Ints, Ints]:
     """Returns the node of each task and of each anchor, and the worker of each task. Traffic between nodes is minimised
-    first, and then that between the workers of each node. The parameters are those of `plan`."""
+    first, and then that between the workers of each node. `quick`: see `partition`. The other parameters are those of
+    `plan`."""
     memory = np.array([node.memory for node in nodes])
     start: Ints | None = None
     if running is not None:
         start = np.zeros(len(graph), dtype=np.int64)
         start[:tasks] = running.node_of
-    node_of = partition(graph, shares(nodes), factor, memory=memory, seed=seed, start=start)
+    node_of = partition(graph, shares(nodes), factor, memory=memory, seed=seed, start=start, quick=quick)
     workers = workers_of(nodes)
     worker_of = np.zeros(tasks, dtype=np.int64)
     for place, node in enumerate(nodes):
@@ -148,7 +156,8 @@ def node_by_node(
         if running is not None:
             start = np.where(running.node_of[here] == place, running.worker_of[here] - first, 0)
         fair = np.full(node.workers, 1 / node.workers)
-        worker_of[here] = first + partition(graph.part(here).anywhere(), fair, factor, seed=seed, start=start)
+        part = graph.part(here).anywhere()
+        worker_of[here] = first + partition(part, fair, factor, seed=seed, start=start, quick=quick)
     return node_of, worker_of
 
 

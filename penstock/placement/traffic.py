@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.placement.shape import SharedTraffic, TrafficEdge
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-#: (task, task, traffic between them)
-TrafficEdge = tuple[int, int, float]
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,6 @@ class Node:
             raise ValueError(f"node {self.name!r} has speed={self.speed}; it must be above 0, and finite")
         if self.workers < 1:
             raise ValueError(f"node {self.name!r} has workers={self.workers}; leave out nodes that can take none")
-
-
-@dataclass(frozen=True)
-class SharedTraffic:
-    """Traffic of which each place gets one copy: `tasks` are the sender and then the receivers, without repetition."""
-
-    tasks: tuple[int, ...]
-    traffic: float
 
 
 @dataclass(frozen=True)

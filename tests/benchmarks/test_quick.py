@@ -14,7 +14,7 @@ import benchmarks
 from benchmarks import placement_plans, stamps
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.common import Bench, Case
-from penstock.placement.traffic import TrafficEdge
+from penstock.placement.shape import TrafficEdge
 
 FIELDS = {"benchmark", "name", "figure", "unit", "peer", "peer_figure", "ratio", "machine", "versions", "runs"}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from penstock.placement.traffic import TrafficEdge, TrafficGraph
+from penstock.placement.shape import TrafficEdge
+from penstock.placement.traffic import TrafficGraph
 
 
 def edges(chance: random.Random, tasks: int, widest: int) -> list[TrafficEdge]:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from penstock.placement.baselines import jstorm, metis, metis_parts, round_robin, traffic_greedy
 from penstock.placement.placement import Placement, shares
+from penstock.placement.shape import TrafficEdge
 from penstock.placement.topology import Topology
-from penstock.placement.traffic import Node, TrafficEdge, TrafficGraph
+from penstock.placement.traffic import Node, TrafficGraph
 
 FACTOR = 0.1
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.placement.consolidation import consolidate, consolidate_once, expand
-from penstock.placement.traffic import TrafficEdge, TrafficGraph
+from penstock.placement.shape import TrafficEdge
+from penstock.placement.traffic import TrafficGraph
 from tests.placement.algorithms import check_consolidation
 from tests.placement.exact import edges_of
 from tests.placement.small import graphs

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from penstock.placement.planner import plan
+from penstock.placement.shape import TrafficEdge
 from penstock.placement.sharing import shared
-from penstock.placement.traffic import Node, TrafficEdge, TrafficGraph
+from penstock.placement.traffic import Node, TrafficGraph
 from tests.placement.random_topologies import topology
 
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.placement.placement import Placement, shares, spread, workers_of
-from penstock.placement.traffic import Node, SharedTraffic, TrafficEdge, TrafficGraph
+from penstock.placement.shape import SharedTraffic, TrafficEdge
+from penstock.placement.traffic import Node, TrafficGraph
 
 TASKS = 9
 EDGES = st.lists(
