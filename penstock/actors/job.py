@@ -285,12 +285,23 @@ class Job:
         if error is not None:
             raise error
 
-    def stop(self) -> None:
+    def stop(self, *, savepoint: str | os.PathLike[str] | None = None) -> str | None:
         """End the sources. The job finishes when all records that were read have come through. Returns at once.
 
         When a process dies meanwhile, the job goes back to its last complete epoch and ends there: records that were
-        read after this epoch then count as not read, also in `records_read`."""
-        self._tell("stop")
+        read after this epoch then count as not read, also in `records_read`.
+
+        With `savepoint`, a directory or a URL, the job ends between two records instead, and nothing is emitted for its
+        end: windows that are not full, timers and calls under way are kept in a savepoint there. All tasks stop at the
+        same epoch, and none runs on when the savepoint is written, so `penstock.run(flow, savepoint=...)` continues
+        exactly. Waits until the savepoint is written and the job has ended, and returns the place. When the savepoint
+        cannot be written, raises why, and the job goes on. When a process dies meanwhile, the stop is tried again."""
+        if savepoint is None:
+            self._tell("stop")
+            return None
+        place = _place_of(savepoint, "stop: savepoint=")
+        self._ask("stop_with_savepoint", place, again=True)
+        return place
 
     def cancel(self) -> None:
         """End the job; records on their way are dropped. Returns at once; wait() returns when the job has ended."""
@@ -309,15 +320,7 @@ class Job:
         it. After `timeout_s` seconds (or a timedelta) the savepoint is given up: raises TimeoutError, which says what
         the savepoint has waited for, such as a task that hangs or a store that does not answer. The job goes on."""
         limit_s = None if timeout_s is None else seconds(timeout_s, "savepoint: timeout_s")
-        if not isinstance(url, str | os.PathLike) or not os.fspath(url):
-            raise FlowError(f"savepoint: {shorten(url)} is no place; give a directory or a URL")
-        place = os.fspath(url)
-        try:
-            path = filesystems.local_path(place)
-        except filesystems.BadPlace as error:
-            raise StoreError(f"savepoint {error}") from None
-        if path is not None:
-            place = os.path.abspath(os.path.expanduser(path))  # the job's processes may be in another directory
+        place = _place_of(url, "savepoint: ")
         self._ask("savepoint", place, limit_s, limit_s=limit_s)
         return place
 
@@ -357,11 +360,11 @@ class Job:
         found: list[dict[str, Any]] = self._ask("traffic")
         return found
 
-    def _ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+    def _ask(self, method: str, *arguments: Any, limit_s: float | None = None, again: bool = False) -> Any:
         if self._over.is_set():
             assert self._end is not None, "it is set before the job is over"
             raise JobError(f"{self._end.words(self.name)}; {method} needs a running job")
-        return self._link.ask(method, *arguments, limit_s=limit_s)
+        return self._link.ask(method, *arguments, limit_s=limit_s, again=again)
 
     def _tell(self, method: str) -> None:
         if self._over.is_set():
@@ -452,6 +455,18 @@ class Job:
                     return
             if over:
                 return
+
+
+def _place_of(url: Any, what: str) -> str:
+    """Returns where a savepoint is to be, for the processes of the job, which may be in another directory."""
+    if not isinstance(url, str | os.PathLike) or not os.fspath(url):
+        raise FlowError(f"{what}{shorten(url)} is no place; give a directory or a URL")
+    place = os.fspath(url)
+    try:
+        path = filesystems.local_path(place)
+    except filesystems.BadPlace as error:
+        raise StoreError(f"savepoint {error}") from None
+    return place if path is None else os.path.abspath(os.path.expanduser(path))
 
 
 def end_without_records(end: JobEnd, missing: bool, error: BaseException) -> JobEnd:

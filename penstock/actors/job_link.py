@@ -42,10 +42,10 @@ class JobLink(Protocol):
         """Waits for the job's end, and returns the last status."""
         ...
 
-    def ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+    def ask(self, method: str, *arguments: Any, limit_s: float | None = None, again: bool = False) -> Any:
         """Sends a driver's request to the host, and waits until it is fulfilled. Raises what the host raises. Where the
         host gives the request up after `limit_s` seconds, a host that does not answer is not waited for either: raises
-        TimeoutError."""
+        TimeoutError. `again`: the request is repeated when another host takes the place of one that has died."""
         ...
 
     def tell(self, method: str) -> bool:

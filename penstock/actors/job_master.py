@@ -131,6 +131,9 @@ class JobMaster:
     def savepoint(self, url: str, timeout_s: float | None = None) -> None:
         self._runner.savepoint(url, timeout_s)
 
+    def stop_with_savepoint(self, url: str) -> None:
+        self._runner.stop_with_savepoint(url)
+
     def rescale(self, operator: str, parallelism: int) -> None:
         self._runner.rescale(operator, parallelism)
 

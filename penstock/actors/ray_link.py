@@ -97,11 +97,12 @@ class RayLink:
         status: dict[str, Any] = self._watched(self.handle.last_status.remote())
         return status
 
-    def ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+    def ask(self, method: str, *arguments: Any, limit_s: float | None = None, again: bool = False) -> Any:
         """See JobLink."""
         patience_s = None if limit_s is None else limit_s + _ANSWER_S
         try:
-            called = getattr(self.handle, method).options(max_task_retries=0).remote(*arguments)
+            ask = getattr(self.handle, method)
+            called = (ask if again else ask.options(max_task_retries=0)).remote(*arguments)
             return cluster.get(called, timeout=patience_s)
         except GetTimeoutError:
             raise TimeoutError(

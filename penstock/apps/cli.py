@@ -410,7 +410,15 @@ def _jobs(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    return _end(_attach(options), "stop", options)
+    if options.savepoint is None:
+        return _end(_attach(options), "stop", options)
+    job = _attach(options)
+    job.stop(savepoint=options.savepoint)
+    _say(
+        f"job {job.name!r} has stopped, and is saved in {filesystems.named(options.savepoint)}; "
+        f"next: penstock run APP --savepoint {_to_type(options.savepoint)}"
+    )
+    return OK
 
 
 def _cancel(options: argparse.Namespace) -> int:
@@ -499,7 +507,7 @@ class _Interrupts:
             _say_in_between("\nending without waiting for the job; what it has saved stays for penstock resume")
             raise KeyboardInterrupt
 
-    def _tell(self, word: Callable[[], None], text: str) -> None:
+    def _tell(self, word: Callable[[], object], text: str) -> None:
         threading.Thread(target=word, name="penstock-interrupt", daemon=True).start()
         _say_in_between(f"\n{text}")
 
@@ -625,6 +633,14 @@ def _parser(known: Mapping[str, App]) -> argparse.ArgumentParser:
             command.add_argument("--json", action="store_true", help="print the whole status as JSON")
         else:
             command.add_argument("--no-wait", dest="wait", action="store_false", help="return at once")
+        if name == "stop":
+            command.add_argument(
+                "--savepoint",
+                metavar="URL",
+                type=_place,
+                help="end the job between two records instead, with open windows and timers saved in this directory or "
+                "URL, and wait until it has ended",
+            )
 
     def add(
         name: str, action: Callable[[argparse.Namespace], int], brief: str, about: str, *, running: bool = True

@@ -105,7 +105,7 @@ class LocalJob:
         """See JobLink."""
         return self._runner.last_status()
 
-    def ask(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+    def ask(self, method: str, *arguments: Any, limit_s: float | None = None, again: bool = False) -> Any:
         """See JobLink. The host is in this process, and keeps the limit itself."""
         self._check_process()
         if method == "traffic":

@@ -441,7 +441,8 @@ class Checks:
 
     def end(self) -> None:
         """The coordinator says that the job has ended."""
-        for process in self._cluster.live:
+        halted = self._cluster.coordinator.halted_for is not None
+        for process in () if halted else self._cluster.live:
             for task in process.loop.tasks:
                 assert task.finished, f"{task.name} has not finished"
                 inbox = task.inbox
@@ -459,6 +460,18 @@ class Checks:
         outside = self._cluster.outside
         left = {key: records for key, records in outside.open.items() if key not in outside.stale}
         assert not left, f"never committed: {left}"
+
+    def starts_from(self, savepoint: Manifest, last: Manifest | None) -> None:
+        """The job has ended with a savepoint of its last epoch, and another one starts from it."""
+        assert last is not None
+        assert savepoint.epoch == last.epoch
+        assert "stop" not in savepoint.extra
+        for saved, entry in zip(savepoint.tasks, last.tasks, strict=True):
+            self._memory[saved.blobs[-1].name] = self._memory[entry.blobs[-1].name]
+            self._marks[saved.blobs[-1].name] = self._marks[entry.blobs[-1].name]
+            memory = self._at_end.pop(entry.number, None)
+            if memory is not None and entry.finished:
+                self._ended.append(memory)
 
     def stopped(self, outputs: dict[str, list[Any]]) -> None:
         """The job was stopped: read what its sources have read as all that there is."""

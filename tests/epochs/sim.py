@@ -19,6 +19,9 @@ A worker, or the JobHost, may be paused: it does nothing for a while, and what o
 told may arrive meanwhile. A worker that is dead to all others may wake up later and go on for a moment, with the
 inboxes that it knew: it processes, writes to sinks and saves snapshots, but does no more of what it was told.
 
+Some jobs are told to stop with a savepoint, whatever else happens to them, and are then started from it: the records of
+both together must be those of a run without faults.
+
 In some jobs chains go to Spark and back. In most of these it is chance that sends them; in others a ParadigmScheduler
 decides, with a simulated Spark (tests/bridge/simulated_spark.py).
 
@@ -60,6 +63,7 @@ from penstock.runtime.host.job_host import Found, HostOptions, JobHost
 from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
+from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.plan import Plan, fused_by_key
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
@@ -378,6 +382,8 @@ class Faults:
     lazy_sources: float = 0.0  # the chance that a source, when it is its turn, does nothing
     mixed: bool = True  # what different workers send passes each other
     stop_at: float | None = None  # when the job is told to stop
+    halt_at: float | None = None  # when the job is told to stop with a savepoint, from which it is started again
+    no_copy: float = 0.0  # the chance that this savepoint cannot be written
     rescales: int = 0
     rescale_rate: float = 0.01
     migrations: int = 0
@@ -529,6 +535,10 @@ def faults_of(seed: int) -> Faults:
     )
     if scheduling.random() < 0.15:
         faults = _with_scheduler(faults, scheduling)
+    halting = random.Random(f"halts {seed}")
+    if halting.random() < 0.25 and faults.stop_at is None and interval < 1:
+        halt_at, no_copy = halting.random() ** 2 * 0.2, halting.choice((0.0, 0.0, 0.5))
+        faults = replace(faults, halt_at=halt_at, no_copy=no_copy)
     nodes = random.Random(f"nodes {seed}")
     return _with_nodes(faults, nodes) if workers > 1 and nodes.random() < 0.55 else faults
 
@@ -706,7 +716,12 @@ class EpochCluster:
         self.nodes = Nodes(self, self.network)
         self.relays = Relays(self)
         self.store = MemoryStore(faults, self.rng, len(self.first_plan.tasks), self.first_plan.name)
-        self.outside.complete = self.store.manifests.__contains__
+        self.stores = [self.store]  # with those of the job that has stopped
+        self.outside.complete = lambda epoch: any(epoch in store.manifests for store in self.stores)
+        self.savepoint_files = DictFiles()
+        self.savepoint: Manifest | None = None  # from which the job was started
+        self.halt_at = None if faults.halt_at is None else self.now + faults.halt_at
+        self.halting: int | None = None  # the request of the driver who waits for the stop
         chosen = list(range(faults.workers))
         if not faults.spread:
             chosen = self.rng.sample(chosen, self.rng.randrange(1, faults.workers + 1))
@@ -795,6 +810,9 @@ class EpochCluster:
             self._nothing_is_left("no epoch is left for another master")
             self.failed = self.over = True
             return
+        found = Found(manifest, None, max(manifests, default=0))
+        if manifest is None and self.savepoint is not None:
+            found = Found(self.savepoint, Store(self.savepoint_files, SAVEPOINT), self.savepoint.epoch)
         self.masters += 1
         self.nodes.new_master()
         self.asked.clear()
@@ -806,7 +824,7 @@ class EpochCluster:
             self.first_plan,
             HostOptions(faults.workers, options, has_store=True, flow=self.made.flow, relays=self.nodes.several),
             self,
-            Found(manifest, None, max(manifests, default=0)),
+            found,
             # What an earlier life has made may still be about: no number may be used again.
             earlier=1000 * self.masters if self.masters > 1 else 0,
             decided=self._decided,
@@ -823,10 +841,14 @@ class EpochCluster:
         if manifest is not None:
             self._forget_after(manifest.epoch)
             self.keeper.continue_from(manifest)
+        elif found.manifest is not None:
+            self.keeper.continue_from(found.manifest, found.origin)
         self.checks.new_master()
         if self.stopping:  # the job's notes say so, whoever has died meanwhile
             self._do(self.host.stop(self.now))
         self._do(self.host.start(self.now))
+        if self.halting is not None:  # the driver asks again
+            self._halt()
 
     def _forget_after(self, epoch: int) -> None:
         """Another master cannot begin before later epochs are deleted, and does nothing else until then."""
@@ -901,10 +923,13 @@ class EpochCluster:
         self._placed_before = dict(self.host.placed)
         if isinstance(command, protocol.Trigger) and command.parking:
             moving = self.coordinator._migration
-            assert moving is not None
-            self.story.append((self.now, f"MIGRATE {moving[1]}"))
-            self.counts["migrations"] += 1
-            self.checks.to_move(moving[1])
+            if moving is None:
+                assert self.coordinator._stop is not None
+                self.counts["attempts to stop with a savepoint"] += 1
+            else:
+                self.story.append((self.now, f"MIGRATE {moving[1]}"))
+                self.counts["migrations"] += 1
+                self.checks.to_move(moving[1])
         if isinstance(command, protocol.FallBack):
             manifest = self.keeper.last  # whose snapshots may have been compacted since it was written
             assert manifest is not None
@@ -949,6 +974,12 @@ class EpochCluster:
                 assert command.request not in self.replies, f"request {command.request} is answered twice"
                 self.replies[command.request] = command.error
                 self.asked.pop(command.request, None)
+                if command.request == self.halting:
+                    self.halting = None
+                    if command.error is not None and self.host.end is None and self.others.random() < 0.8:
+                        self.halt_at = self.now + self.others.random() * 0.05
+            elif isinstance(command, host_commands.CopySavepointAndStop):
+                self._after(self.rng.random() * 0.01, lambda c=command: self._copy_and_stop(c))
             elif isinstance(command, host_commands.KillProcess):
                 assert (command.worker, command.incarnation) in self._hang, f"{command} of a process that does not hang"
                 hanging = self.processes.get(command.worker)
@@ -981,7 +1012,60 @@ class EpochCluster:
             return
         assert end.state == "FINISHED", f"the job ended: {end}"
         assert self.coordinator.state == "ENDED", f"finished, and the coordinator is {self.coordinator.state}"
-        self.over = True
+        if self.coordinator.halted_for is None:
+            self.over = True
+        else:
+            self._start_from_savepoint()
+
+    def _halt(self) -> None:
+        """A driver wants the job to stop with a savepoint."""
+        self.requests += 1
+        self.halting, self.halt_at = self.requests, None
+        self.story.append((self.now, "STOP with a savepoint"))
+        self._do(self.host.stop_with_savepoint(self.requests, "a place", self.now))
+
+    def _copy_and_stop(self, command: host_commands.CopySavepointAndStop) -> None:
+        fails = self.others.random() < self.faults.no_copy
+        try:
+            if fails and self.others.random() < 0.5:
+                raise StoreUnreachable("the place takes nothing")
+            self.keeper.copy_to(Store(self.savepoint_files, SAVEPOINT), command.plan)
+        except (StoreError, SnapshotDamaged) as error:
+            self.counts["savepoints that could not be written"] += 1
+            self._do(self.host.not_copied(command.generation, error, self.now))
+            return
+        if self.master_kills and self.others.random() < 0.3:
+            self._kill_master()
+        elif self.kills and self.live and self.others.random() < 0.3:
+            self._kill(self.others.choice(self.live))
+            self._after(0.0, lambda: self._do(self.host.copied(command.generation, self.now)))
+        else:
+            self._do(self.host.copied(command.generation, self.now))
+
+    def _start_from_savepoint(self) -> None:
+        """The job has ended with a savepoint. Nothing of it is left but what its sinks have committed, and another job
+        starts from the savepoint."""
+        self.counts["stops with a savepoint"] += 1
+        self.story.append((self.now, "START from the savepoint"))
+        for process in [*self.live, *self.woken]:
+            if process in self.woken:
+                self.woken.remove(process)
+            else:
+                self._gone(process)
+            self._end(process)
+        origin = Store(self.savepoint_files, SAVEPOINT)
+        self.savepoint = origin.read_manifest(max(origin.epochs()))
+        self.checks.starts_from(self.savepoint, self.keeper.last)
+        self.store = MemoryStore(self.faults, self.rng, len(self.first_plan.tasks), self.first_plan.name)
+        self.stores.append(self.store)
+        self.closed_until = 0.0
+        self.halting = None
+        self.timers.clear()
+        self.relays.master_dies()
+        self.timers.clear()
+        self.late.clear()
+        self.master_paused_until = 0.0
+        self._new_master()
 
     def _start_later(self, command: host_commands.StartProcess) -> None:
         self._after(self.rng.random() * 0.02, lambda: self._start(command))
@@ -1260,10 +1344,9 @@ class EpochCluster:
         command = call.arguments[0] if call.arguments else None
         answer: Any = None
         if call.method == "trigger":
-            epoch, parking = call.arguments
-            if parking:
-                participant.park(epoch, parking)
-            future = participant.trigger(epoch)
+            future = participant.trigger(call.arguments[0])
+        elif call.method == "park":
+            future = participant.park(*call.arguments)
         elif call.method == "unpark":
             future = participant.unpark()
         elif call.method == "save_whole_state":
@@ -1678,6 +1761,8 @@ class EpochCluster:
             return
         if faults.stop_at is not None and not self.stopping and self.now >= 1.0 + faults.stop_at:
             self._stop()
+        if self.halt_at is not None and self.now >= self.halt_at and not paused:
+            self._halt()
         if self.woken and random_() < 0.3:
             self._wake(rng.choice(self.woken))
         if self.late and random_() < 0.1 and not paused:
@@ -1814,6 +1899,8 @@ class EpochCluster:
                     when.append(self.now + at)
         if self.faults.stop_at is not None and not self.stopping:
             when.append(1.0 + self.faults.stop_at)
+        if self.halt_at is not None and not deaf:
+            when.append(self.halt_at)
         if not when:
             raise Stuck("nobody can go on")
         self.now = max(self.now, min(when))

@@ -18,6 +18,7 @@ from penstock.runtime.errors import JobError, PenstockError
 from penstock.runtime.host.commands import (
     Call,
     CopySavepoint,
+    CopySavepointAndStop,
     EndJob,
     HostCommand,
     JobEnd,
@@ -581,3 +582,104 @@ def test_a_rescale_after_which_records_of_several_tasks_meet_before_watermarks_i
     said = "records of several tasks or splits meet before they get watermarks: before 'watermark'"
     assert (said in caplog.text) == twice
     assert ("after rescale('source', 2)" in caplog.text) == twice
+
+
+def stopping() -> Job:
+    """A job that a driver has asked to stop with a savepoint, and whose tasks have stopped."""
+    job = running()
+    job.take(job.host.stop_with_savepoint(1, "place", job.now))
+    job.acknowledge(1, parked=True)
+    assert job.saves[0].manifest.extra["stop"] == "place"
+    return job
+
+
+def test_no_barrier_of_a_stop_begins_before_all_workers_know_which_tasks_stop_after_it() -> None:
+    job = running()
+    job.silent = {"park", "trigger"}
+    job.take(job.host.stop_with_savepoint(1, "place", job.now))
+    assert [call.method for call in job.calls] == ["park", "park"]
+    job.answer(job.calls.pop())
+    assert [call.method for call in job.calls] == ["park"]
+    job.answer(job.calls.pop())
+    assert [(call.method, *call.arguments) for call in job.calls] == [("trigger", 1), ("trigger", 1)]
+
+
+def test_a_stop_is_decided_when_its_epoch_is_complete_and_ends_when_its_savepoint_is_written() -> None:
+    job = stopping()
+    job.saved()
+    assert job.host.life.state == "STOPPING"
+    copy = next(command for command in job.others if isinstance(command, CopySavepointAndStop))
+    assert copy.place == "place"
+    assert job.host.due() is None, "no epoch follows"
+    job.take(job.host.copied(copy.generation, job.now))
+    for worker in (0, 1):
+        job.take(job.host.run_ended(worker, 1, None, None, job.now))
+    assert job.ends == [JobEnd("FINISHED")]
+    assert Reply(1) in job.others
+    assert job.host.has_stopped_with("place")
+
+
+def test_after_a_death_all_tasks_are_built_again_and_none_runs_before_the_job_has_stopped() -> None:
+    job = stopping()
+    job.saved()
+    copy = next(command for command in job.others if isinstance(command, CopySavepointAndStop))
+    job.others.clear()
+    connected: list[Call] = []
+    job.silent.add("connect_tasks")
+    job.dies(1)
+    job.tick(1.0)
+    connected += job.calls
+    again = next(command for command in job.others if isinstance(command, CopySavepointAndStop))
+    assert not connected, "a task would emit what the savepoint does not have"
+    assert job.host.copied(copy.generation, job.now) == [], "the answer to an earlier command"
+    job.take(job.host.copied(again.generation, job.now))
+    assert job.host.coordinator.state == "ENDED"
+
+
+def test_whoever_continues_from_the_epoch_of_a_stop_ends_the_job_there() -> None:
+    """The host has died after the epoch was complete: the next one must not let the sources read on."""
+    job = stopping()
+    manifest = job.saves[0].manifest
+    after = Job.__new__(Job)
+    options = replace(job.host._options)
+    host = JobHost(plan_of(2), options, InTurn(2), Found(manifest, None, 1), earlier=100)
+    after.__dict__.update(
+        host=host, now=1.0, others=[], silent={"connect_tasks"}, calls=[], starts=[], saves=[], maps={}
+    )
+    after.take(host.start(1.0))
+    copy = next(command for command in after.others if isinstance(command, CopySavepointAndStop))
+    assert copy.place == "place"
+    assert not after.calls, "no task runs"
+    after.take(host.stop_with_savepoint(7, "place", after.now))
+    after.take(host.copied(copy.generation, after.now))
+    for worker in (0, 1):
+        after.take(host.run_ended(worker, host.lives.incarnation(worker), None, None, after.now))
+    assert Reply(7) in after.others, "the driver that asks again hears that it is done"
+
+
+def test_a_savepoint_that_cannot_be_written_lets_the_job_go_on() -> None:
+    job = stopping()
+    job.saved()
+    copy = next(command for command in job.others if isinstance(command, CopySavepointAndStop))
+    job.silent.add("unpark")
+    error = OSError("the place takes nothing")
+    job.take(job.host.not_copied(copy.generation, error, job.now))
+    assert [call.method for call in job.calls] == ["unpark", "unpark"]
+    assert Reply(1, error) in job.others
+    assert job.host.life.state == "RUNNING"
+    job.tick(1.5)
+    job.acknowledge(2)
+    job.saved()
+    assert job.host.coordinator.epoch == 2
+
+
+def test_a_death_before_its_epoch_is_complete_lets_the_stop_be_tried_again() -> None:
+    job = running()
+    job.take(job.host.stop_with_savepoint(1, "place", job.now))
+    job.dies(0)
+    job.tick(1.5)
+    job.tick(1.5)
+    epoch = job.host.coordinator.begun
+    job.acknowledge(epoch, parked=True)
+    assert job.saves[-1].manifest.extra["stop"] == "place"
+    assert epoch > 1

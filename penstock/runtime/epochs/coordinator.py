@@ -10,6 +10,9 @@ it). A late event is ignored for the reason that the table gives. An impossible 
     recover  a worker is lost: RemoveTasks: all workers remove the tasks of this worker and all tasks downstream,
              and the tasks upstream continue; Start: a new process; BuildTasks: the tasks are built again from the
              last complete epoch; ConnectTasks: when all are built, the tasks upstream send what their caches keep
+    stop     with a savepoint: all tasks stop at the barrier of one epoch, whose manifest says so. When it is complete
+             and committed, CopySavepointAndStop; then End. From such an epoch, whoever continues the job does the same,
+             so no task runs again, and nothing is emitted that the savepoint does not have
 
 Invariants:
 
@@ -158,6 +161,15 @@ class Complete:
 
 
 @dataclass(frozen=True)
+class CopySavepointAndStop:
+    """Copy the last complete epoch to this place. The answer is `copied`, and the job ends, or `not_copied`, and it
+    continues."""
+
+    place: str
+    generation: int
+
+
+@dataclass(frozen=True)
 class End:
     """Tell all workers that the job has ended well."""
 
@@ -187,6 +199,7 @@ Command = (
     | SaveWholeState
     | Save
     | Complete
+    | CopySavepointAndStop
     | End
     | FallBack
     | Fail
@@ -205,6 +218,7 @@ class CoordinatorState(State):
     RUNNING = "RUNNING", "All tasks run, and epochs follow each other."
     FALLING_BACK = "FALLING_BACK", "The last complete epoch is damaged; an older one is being looked for."
     FINISHING = "FINISHING", "The last epoch is complete; its commits are awaited."
+    HALTED = "HALTED", "All tasks have stopped at the last complete epoch; its commits and its savepoint are awaited."
     ENDED = "ENDED", "The job has ended well; no more commands come."
     FAILED = "FAILED", "The job has failed; no more commands come."
 
@@ -230,10 +244,14 @@ CoordinatorEvent = Literal[
     "committed",
     "migrate",
     "replan",
+    "stop",
+    "copied",
     # What it decides:
     "build",
     "connect",
     "go back",
+    "halt",
+    "go on",
     "finish",
     "end",
     "fail",
@@ -244,7 +262,7 @@ others are named after the methods and the commands."""
 _S = CoordinatorState
 _BEFORE_RUNNING = (_S.STARTING, _S.BUILDING)
 _OVER = (_S.ENDED, _S.FAILED)
-_RECOVERABLE = (_S.STARTING, _S.BUILDING, _S.RUNNING, _S.FINISHING)
+_RECOVERABLE = (_S.STARTING, _S.BUILDING, _S.RUNNING, _S.FINISHING, _S.HALTED)
 _BEGUN = tuple(state for state in _S if state is not _S.CREATED)
 
 _TOLD: tuple[tuple[CoordinatorEvent, tuple[CoordinatorState, ...]], ...] = (
@@ -263,9 +281,11 @@ _TOLD: tuple[tuple[CoordinatorEvent, tuple[CoordinatorState, ...]], ...] = (
     # A worker that is lost while a manifest is written is handled when that is done (`worker_lost`).
     ("saved", (_S.RUNNING,)),
     ("not saved", (_S.RUNNING,)),
-    ("committed", (_S.FINISHING,)),
+    ("committed", (_S.FINISHING, _S.HALTED)),
     ("migrate", (_S.RUNNING,)),
     ("replan", (_S.RUNNING,)),
+    ("stop", (_S.RUNNING,)),
+    ("copied", (_S.HALTED,)),
 )
 
 COORDINATOR: Table[CoordinatorState, CoordinatorEvent] = Table(
@@ -281,6 +301,10 @@ COORDINATOR: Table[CoordinatorState, CoordinatorEvent] = Table(
         **{(state, "go back"): _S.STARTING for state in (*_RECOVERABLE, _S.FALLING_BACK)},
         (_S.RUNNING, "finish"): _S.FINISHING,
         (_S.FINISHING, "end"): _S.ENDED,
+        (_S.RUNNING, "halt"): _S.HALTED,
+        (_S.BUILDING, "halt"): _S.HALTED,  # the tasks were built from an epoch at which the job stops
+        (_S.HALTED, "go on"): _S.RUNNING,
+        (_S.HALTED, "end"): _S.ENDED,
         **{(state, "fail"): _S.FAILED for state in (*_RECOVERABLE, _S.FALLING_BACK)},
     },
     [
@@ -291,12 +315,16 @@ COORDINATOR: Table[CoordinatorState, CoordinatorEvent] = Table(
         ("damaged", (_S.FALLING_BACK,), "another worker has found the same, and the search continues"),
         ("begin", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; the epoch is asked for again"),
         ("begin", (_S.FINISHING, *_OVER), "no epoch follows the last one"),
+        ("begin", (_S.HALTED,), "no epoch follows, unless the savepoint cannot be written; then one is due"),
         ("migrate", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; the migration is asked for again"),
-        ("migrate", (_S.FINISHING, *_OVER), "all tasks have ended"),
+        ("migrate", (_S.FINISHING, _S.HALTED, *_OVER), "all tasks have ended, or have stopped"),
         ("replan", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; the plan is asked for again"),
-        ("replan", (_S.FINISHING, *_OVER), "all tasks have ended"),
+        ("replan", (_S.FINISHING, _S.HALTED, *_OVER), "all tasks have ended, or have stopped"),
+        ("stop", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; the stop is asked for again"),
+        ("stop", (_S.FINISHING, _S.HALTED, *_OVER), "all tasks have ended, or have stopped already"),
         ("lost", (_S.FALLING_BACK,), "files that the older epoch lacks too are reported again"),
         ("lost", (_S.FINISHING, *_OVER), "no task saves anything any more"),
+        ("lost", (_S.HALTED,), "no task saves anything now; if the savepoint needs it, the job continues"),
         (
             "committed",
             (*_BEFORE_RUNNING, _S.RUNNING, _S.FALLING_BACK),
@@ -308,6 +336,7 @@ COORDINATOR: Table[CoordinatorState, CoordinatorEvent] = Table(
         ("not built", (_S.FAILED,), "the job has failed"),
         ("damaged", (_S.FAILED,), "the job has failed"),
         ("committed", (_S.FAILED,), "the job has failed; the last epoch is complete all the same"),
+        ("copied", tuple(state for state in _BEGUN if state is not _S.HALTED), "a worker was lost; it is copied again"),
         ("worker lost", _OVER, "the job has ended, and its processes end with it"),
         ("acknowledged", _OVER, "the job has ended: no epoch follows"),
         ("declined", _OVER, "the job has ended: no epoch follows"),
@@ -325,6 +354,7 @@ class _Pending:
     declined: str | None = None
     quiet: bool = True  # no record has come since the epoch before
     parked: set[int] = field(default_factory=set)  # tasks that have stopped after its barrier
+    late: bool = False  # it is known that it did not complete in time
 
 
 class Coordinator:
@@ -366,6 +396,8 @@ class Coordinator:
         self._migration: tuple[int, dict[int, int]] | None = (
             None  # the epoch at which tasks migrate, and the new workers
         )
+        self._stop: tuple[int, str] | None = None  # the epoch at which the job is to stop, and the savepoint's place
+        self._halted_for: str | None = None  # the place, when the last complete epoch is one at which the job stops
         self._missing: set[int] = set()  # workers that are being started
         self._lost_together: set[int] = set()  # workers that were lost since tasks began to go back
         self._building: set[int] = set()  # workers that are building tasks
@@ -418,8 +450,11 @@ class Coordinator:
         self._has_answered(self._building, "built", worker)
         if self._building:
             return []
-        self._life.move("connect")
         self._store_backoff.succeeded()
+        if self._halted_for is not None:  # building the tasks has committed the epoch; none of them is to run
+            self._life.move("halt")
+            return [CopySavepointAndStop(self._halted_for, self.generation)]
+        self._life.move("connect")
         self._quiet = False  # tasks that were just built report no record before their first quiet snapshot
         self._last_trigger = now
         back, self._going_back = self._going_back, frozenset()
@@ -445,7 +480,7 @@ class Coordinator:
         """Goes back to an older epoch than the last complete one (None: to the start), with all tasks together."""
         self._life.move("rewind")
         begun = self.begun
-        self._entries, self._chains, self.epoch = {}, {}, 0
+        self._entries, self._chains, self.epoch, self._halted_for = {}, {}, 0, None
         self._finished, self._pending = {}, {}
         if manifest is not None:
             self._changed = not same_tasks(self.plan, manifest.tasks)
@@ -484,7 +519,8 @@ class Coordinator:
             if pending.declined is None and now - pending.begun >= self.options.timeout_s:
                 waited = f"{self.options.timeout_s:g} s"
                 self.last_failure = f"epoch {epoch} did not complete within {waited}: it {self.late(epoch)}"
-        return self.begin(now)
+                pending.late = True
+        return self.begin(now) if self._stop is None else []
 
     def begin(self, now: float) -> list[Command]:
         """Begins an epoch now, if this is possible. `begun` is then its number."""
@@ -508,7 +544,7 @@ class Coordinator:
         if not self._life.move("migrate"):
             return []
         moved = self._elsewhere(placed, self._finished)
-        if self._saving is not None or self._migration is not None or not moved:
+        if self._saving is not None or self.migrating or not moved:
             return []  # whoever wants tasks elsewhere looks at `migrating` and at their places, and asks again
         self.begin(now)
         self._migration = (self.begun, dict(placed))
@@ -516,14 +552,57 @@ class Coordinator:
 
     @property
     def migrating(self) -> bool:
-        """Whether tasks are about to migrate."""
-        return self._migration is not None
+        """Whether tasks are about to stop, to migrate or to end with the job."""
+        return self._migration is not None or self._stop is not None
+
+    def stop(self, place: str, now: float) -> list[Command]:
+        """Lets the job end at the barrier of an epoch that is begun for this, and that is copied to this place: a
+        savepoint. All tasks stop there. Nothing happens when the job is not running. A death, or an epoch that does not
+        complete, ends the attempt; whoever wants the stop looks at `migrating` and at `halted_for`, and asks again."""
+        if not self._life.move("stop"):
+            return []
+        if self._saving is not None or self.migrating or self._all_finished:
+            return []
+        self.begin(now)
+        self._stop = (self.begun, place)
+        return [Trigger(self.begun, self._tasks.difference(self._finished))]
+
+    @property
+    def halted_for(self) -> str | None:
+        """The place of the savepoint with which the job ends, or None when it does not."""
+        return self._halted_for
+
+    def copied(self, generation: int) -> list[Command]:
+        """Notes that the savepoint with which the job ends is written."""
+        if not self._life.move("copied" if generation == self.generation else "late answer"):
+            return []
+        if self.state is not _S.HALTED:
+            return []
+        self._life.move("end")
+        return [End()]
+
+    def not_copied(self, generation: int, reason: str, now: float) -> list[Command]:
+        """Notes that the savepoint could not be written: the job continues. `halted_for` is then None."""
+        if not self._life.move("copied" if generation == self.generation else "late answer"):
+            return []
+        if self.state is not _S.HALTED:
+            return []
+        self._life.move("go on", reason)
+        self.last_failure = f"the job could not stop with its savepoint: {reason}"
+        self._halted_for, self._last_trigger = None, now
+        back, self._going_back = self._going_back, frozenset()
+        if not back:
+            return [Unpark()]
+        return [ConnectTasks(back, self.generation, tuple(sorted(self._pending)))]
 
     def due(self) -> float | None:
         """Returns when the next epoch begins, by the clock of `tick`, or None when this is not known."""
         interval = self.options.interval_s
         if interval is None or self.state is not _S.RUNNING or self._last_trigger is None:
             return None
+        if self._stop is not None:  # no epoch follows; a late one is told once
+            stop = self._pending.get(self._stop[0])
+            return None if stop is None or stop.late else stop.begun + self.options.timeout_s
         if self._quiet:
             interval *= QUIET_INTERVALS
         if self._all_finished and self._saving is not None:
@@ -629,15 +708,21 @@ class Coordinator:
         self._restart_backoff.succeeded()
         self._unreadable = False
         self.last_failure = None
-        commands: list[Command] = [Complete(epoch, manifest.final)]
-        if manifest.final:
-            self._life.move("finish")
+        halts = "stop" in manifest.extra
+        commands: list[Command] = [Complete(epoch, manifest.final or halts)]
+        if manifest.final or halts:
+            self._life.move("finish" if manifest.final else "halt")
             self._committing = set(self._workers)
+        if halts:
+            self._stop, self._halted_for = None, str(manifest.extra["stop"])
+            return [*commands, *self._after_save()]
         # An epoch that was begun earlier may complete first. A death makes tasks go back anyway.
         if self._migration is not None and self._migration[0] <= epoch and not self._lost_meanwhile:
             if moves := self._migrate_now(self._migration[1], parked):
                 self._migration = None
                 return [*commands, *moves]
+            commands += self._stay()
+        elif self._stop is not None and self._stop[0] <= epoch:  # some task could not stop there
             commands += self._stay()
         return [*commands, *self._after_save()]
 
@@ -662,6 +747,8 @@ class Coordinator:
         self._has_answered(self._committing, "committed", worker)
         if self._committing:
             return []
+        if self._halted_for is not None:
+            return [CopySavepointAndStop(self._halted_for, self.generation)]
         self._life.move("end")
         return [End()]
 
@@ -672,7 +759,7 @@ class Coordinator:
         running, or when all of its tasks have ended."""
         if not self._life.move("replan"):
             return []
-        if self._saving is not None or self._migration is not None or self.epoch == 0:
+        if self._saving is not None or self.migrating or self.epoch == 0:
             return []  # whoever wants another plan asks again when another epoch has completed
         if self._unreadable or self._all_finished or all(entry.finished for entry in self._entries.values()):
             return []
@@ -747,6 +834,7 @@ class Coordinator:
         """Starts from an epoch."""
         self.epoch = self.begun = manifest.epoch
         self._unreadable = False
+        self._halted_for = str(manifest.extra["stop"]) if "stop" in manifest.extra else None
         self.generation = max(self.generation, int(manifest.extra.get("generation", 0)))
         self._entries = {entry.number: entry for entry in manifest.tasks}
         if not self._changed:
@@ -780,8 +868,10 @@ class Coordinator:
     def _go_back(self, lost: frozenset[int], dead: list[int], now: float, wait: float, reason: str) -> list[Command]:
         """Makes the lost tasks, and all tasks downstream, go back to the last complete epoch."""
         self._life.move("go back", reason)
-        self._migration = None
+        self._migration = self._stop = None
         back = self._going_back | lost
+        if self._halted_for is not None:  # none of the others may run on
+            back = self._tasks
         back = back.union(*(self._downstream[task] for task in back))
         self.generation += 1
         self._going_back = back
@@ -796,10 +886,13 @@ class Coordinator:
         return commands
 
     def _stay(self, epoch: int | None = None) -> list[Command]:
-        """Ends the migration (at this epoch), and its tasks stay where they are."""
-        if self._migration is None or epoch not in (None, self._migration[0]):
+        """Ends the migration or the stop (at this epoch), and its tasks continue where they are."""
+        attempt = self._migration or self._stop
+        if attempt is None or epoch not in (None, attempt[0]):
             return []
-        self._migration = None
+        if self._saving is not None and "stop" in self._saving.extra:  # nobody knows yet whether the job stops
+            return []
+        self._migration = self._stop = None
         return [Unpark()]
 
     def _migrate_now(self, placed: dict[int, int], parked: set[int]) -> list[Command]:
@@ -882,6 +975,10 @@ class Coordinator:
 
     def _save(self, epoch: int, acknowledged: dict[int, TaskEntry], final: bool) -> list[Command]:
         tasks = [acknowledged.get(task) or self._finished[task] for task in sorted(self._tasks)]
+        extra: dict[str, str | int | float] = {"generation": self.generation}
+        attempt = self._stop if self._stop is not None and self._stop[0] == epoch and not final else None
+        if attempt is not None and self._pending[epoch].parked >= self._tasks.difference(self._finished):
+            extra["stop"] = attempt[1]
         self._saving = Manifest(
             job=self.plan.name,
             epoch=epoch,
@@ -889,7 +986,7 @@ class Coordinator:
             final=final,
             key_groups=self.plan.key_groups,
             tasks=tasks,
-            extra={"generation": self.generation},
+            extra=extra,
         )
         return [Save(self._saving)]
 

@@ -121,6 +121,16 @@ class CopySavepoint:
 
 
 @dataclass(frozen=True)
+class CopySavepointAndStop:
+    """Copy the last complete epoch to this place, because the job is to end there. The answer is `copied` or
+    `not_copied`, with the same generation."""
+
+    generation: int
+    place: str
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class Reply:
     """Tell a driver that its request was carried out, or why it could not be."""
 
@@ -171,6 +181,7 @@ HostCommand = (
     | UndoSinkRecords
     | CommitSinkRecords
     | CopySavepoint
+    | CopySavepointAndStop
     | Reply
     | StartRelay
     | KillRelay

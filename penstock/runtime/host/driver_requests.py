@@ -1,4 +1,5 @@
-"""What drivers have asked a job for, and that has not been done yet: savepoints, rescales and migrations.
+"""What drivers have asked a job for, and that has not been done yet: savepoints, rescales, migrations, and a stop with
+a savepoint.
 
 A savepoint or a rescale is done when an epoch that was begun for it is complete. A request's number is its carrier's.
 """
@@ -37,12 +38,21 @@ class MigrateRequest:
 
 
 @dataclass
+class StopRequest:
+    """End the job with a savepoint in this place."""
+
+    number: int
+    place: str
+
+
+@dataclass
 class DriverRequests:
     """All open requests of a job's drivers."""
 
     at_epoch: list[SavepointRequest | RescaleRequest] = field(default_factory=list)  # oldest first
     rescaling: list[int] = field(default_factory=list)  # rescales that are done when the job runs again
     migrations: deque[MigrateRequest] = field(default_factory=deque)  # one after the other, the oldest first
+    stops: list[StopRequest] = field(default_factory=list)  # all for the same place
 
     def all(self) -> list[int]:
         """The numbers of all open requests."""
@@ -50,6 +60,7 @@ class DriverRequests:
             *(request.number for request in self.at_epoch),
             *self.rescaling,
             *(request.number for request in self.migrations),
+            *(request.number for request in self.stops),
         ]
 
     def clear(self) -> None:
@@ -57,3 +68,4 @@ class DriverRequests:
         self.at_epoch.clear()
         self.rescaling.clear()
         self.migrations.clear()
+        self.stops.clear()

@@ -39,6 +39,7 @@ from penstock.runtime.host.commands import (
     Call,
     CommitSinkRecords,
     CopySavepoint,
+    CopySavepointAndStop,
     EndJob,
     FindOlder,
     HostCommand,
@@ -51,7 +52,13 @@ from penstock.runtime.host.commands import (
     TellAll,
     UndoSinkRecords,
 )
-from penstock.runtime.host.driver_requests import DriverRequests, MigrateRequest, RescaleRequest, SavepointRequest
+from penstock.runtime.host.driver_requests import (
+    DriverRequests,
+    MigrateRequest,
+    RescaleRequest,
+    SavepointRequest,
+    StopRequest,
+)
 from penstock.runtime.host.job_state import JobLife, JobState
 from penstock.runtime.host.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
 from penstock.runtime.host.status import StatusBuilder
@@ -166,6 +173,7 @@ class JobHost:
         # What waits for the answers to the last removal of tasks, and the workers that have not answered it.
         self._removing: set[int] = set()
         self._removal: object = None  # identifies the last removal of tasks
+        self._parking: int | None = None  # the epoch whose barrier waits until all workers know who stops after it
         self._starts: list[tuple[float, int]] = []  # when, and which worker's process
         self._building: tuple[float, protocol.BuildTasks] | None = None  # the tasks to be built, and when
         self._story: deque[tuple[float, object]] = deque(maxlen=_STORY_MAX)
@@ -198,7 +206,8 @@ class JobHost:
                 times.append(self._building[0])
         if self._failures:
             times.append(self._failed_at + _CAUSE_S)
-        if self._requests.migrations and self.coordinator.state == "RUNNING" and not self.coordinator.migrating:
+        asked = self._requests.migrations or self._requests.stops
+        if asked and self.coordinator.state == "RUNNING" and not self.coordinator.migrating:
             times.append(self._move_after)
         return min((at for at in times if at is not None), default=None)
 
@@ -562,6 +571,44 @@ class JobHost:
                 return f"epoch {coordinator.begun}, which {coordinator.late(coordinator.begun)}"
         return None
 
+    def stop_with_savepoint(self, request: int, place: str, now: float) -> list[HostCommand]:
+        """Takes a driver's request to end the job at an epoch that is copied to a place, which the carrier has checked.
+        The reply comes with the job's end, or when the savepoint could not be written and the job continues. A driver
+        may ask again for the same place."""
+        if self._may_ask(request, "a savepoint"):
+            others = {other.place for other in self._requests.stops} | {self.coordinator.halted_for or place}
+            if self.life.stopping:
+                said = "is stopping already, without a savepoint; let it finish, or cancel it"
+                self._out.append(Reply(request, JobError(f"job {self.plan.name!r} {said}")))
+            elif others != {place}:
+                other = next(iter(others - {place}))
+                said = f"is stopping already, with a savepoint in {other!r}"
+                self._out.append(Reply(request, JobError(f"job {self.plan.name!r} {said}")))
+            else:
+                self._requests.stops.append(StopRequest(request, place))
+        return self._settled(now)
+
+    def has_stopped_with(self, place: str) -> bool:
+        """Whether the job has ended well with a savepoint in this place."""
+        return self.end is not None and self.end.state == "FINISHED" and self.coordinator.halted_for == place
+
+    def copied(self, generation: int, now: float) -> list[HostCommand]:
+        """Notes that the savepoint with which the job ends is written."""
+        if self.end is None:
+            self._obey(self.coordinator.copied(generation), now)
+        return self._settled(now)
+
+    def not_copied(self, generation: int, error: Exception, now: float) -> list[HostCommand]:
+        """Notes that the savepoint with which the job was to end could not be written: the job continues."""
+        if self.end is None and (commands := self.coordinator.not_copied(generation, str(error), now)):
+            self._out += [Reply(request.number, error) for request in self._requests.stops]
+            self._requests.stops.clear()
+            logger.warning("job %s continues, because its savepoint could not be written: %s", self.plan.name, error)
+            self._obey(commands, now)
+            if isinstance(commands[0], protocol.Unpark):  # otherwise connecting the tasks does this
+                self.life.connected()
+        return self._settled(now)
+
     def rescale(self, request: int, operator: str, parallelism: int, now: float) -> list[HostCommand]:
         """Takes a driver's request to give an operator another number of tasks."""
         if self._may_ask(request, "rescale"):
@@ -729,6 +776,13 @@ class JobHost:
         self._move_after = now + (self._options.epochs.interval_s or 0.0)  # a store that is gone refuses each epoch
         self._obey(coordinator.migrate({**self.placed, **moves}, now), now)
 
+    def _serve_stop(self, now: float) -> None:
+        """Lets the job stop with a savepoint. Called after every event until it has."""
+        coordinator = self.coordinator
+        if coordinator.state == "RUNNING" and not coordinator.migrating and now >= self._move_after:
+            self._move_after = now + (self._options.epochs.interval_s or 0.0)  # as of migrations
+            self._obey(coordinator.stop(self._requests.stops[0].place, now), now)
+
     # --- what the coordinator commands -----------------------------------------------------------------------
 
     def _obey(self, commands: list[protocol.Command], now: float) -> None:
@@ -760,7 +814,12 @@ class JobHost:
             elif isinstance(command, protocol.Fail):
                 self._fail(JobEnd("FAILED", command.reason), now)
             elif isinstance(command, protocol.Trigger):
-                self._call_all("trigger", command.epoch, command.parking)
+                self._begin_barrier()
+                self._parking = command.epoch
+                if command.parking:
+                    self._park(command)
+                else:
+                    self._begin_barrier()
             elif isinstance(command, protocol.Unpark):
                 self._call_all("unpark")
             elif isinstance(command, protocol.SaveWholeState):
@@ -769,9 +828,44 @@ class JobHost:
                 self._connect_tasks(command, now)
             elif isinstance(command, protocol.Complete):
                 self._complete(command, now)
+                if self.coordinator.halted_for is not None and self.life.state is not JobState.STOPPING:
+                    self.life.halted()
+            elif isinstance(command, protocol.CopySavepointAndStop):
+                if self.life.state is not JobState.STOPPING:
+                    self.life.halted()
+                self._out.append(CopySavepointAndStop(command.generation, command.place, self.plan))
             else:
                 assert isinstance(command, protocol.End)
                 self._call_all("end")
+
+    def _park(self, command: protocol.Trigger) -> None:
+        """Lets tasks stop after the barrier of an epoch, and begins it when all workers know: no task may take the
+        barrier before it knows. When a worker dies meanwhile, the epoch begins all the same, because the coordinator
+        has begun it; that is before any task is built again, as all workers must have answered by then."""
+        waiting = set(self.running)
+
+        def knows(worker: int) -> None:
+            waiting.discard(worker)
+            if not waiting and self._parking == command.epoch:
+                self._begin_barrier()
+
+        def refused(worker: int, error: PenstockError, now: float) -> None:
+            self._refused(error, now)
+            knows(worker)
+
+        for worker in sorted(waiting):
+            done = _Handler(
+                lambda answer, now, worker=worker: knows(worker),  # type: ignore[misc]
+                partial(refused, worker),
+                partial(knows, worker),
+            )
+            self._call(worker, "park", (command.epoch, command.parking), done)
+
+    def _begin_barrier(self) -> None:
+        """Begins the barrier of the epoch that was to begin next, because the barriers of epochs keep their order."""
+        epoch, self._parking = self._parking, None
+        if epoch is not None:
+            self._call_all("trigger", epoch)
 
     def _remove_tasks(self, command: protocol.RemoveTasks) -> None:
         self.life.removed(planned=command.planned)
@@ -855,6 +949,8 @@ class JobHost:
                     self._serve_requests(now)
                 if self._requests.migrations:
                     self._serve_migrations(now)
+                if self._requests.stops:
+                    self._serve_stop(now)
                 if self._better is not None:
                     self._serve_better(now)
             self._end_if_over(now)
@@ -896,8 +992,12 @@ class JobHost:
         self.end = end
         self._state_before_end = self.life.state
         self.life.end(end.state)
-        over = JobError(end.words(self.plan.name))
-        self._out += [Reply(request, over) for request in self._requests.all()]
+        over, over_for = JobError(end.words(self.plan.name)), self._requests.all()
+        for stop in self._requests.stops if end.state == "FINISHED" else ():
+            if stop.place == self.coordinator.halted_for:
+                self._out.append(Reply(stop.number))
+                over_for.remove(stop.number)
+        self._out += [Reply(request, over) for request in over_for]
         self._requests.clear()
         self._out.append(EndJob(end))
 

@@ -39,6 +39,7 @@ from penstock.runtime.host.commands import (
     Call,
     CommitSinkRecords,
     CopySavepoint,
+    CopySavepointAndStop,
     EndJob,
     FindOlder,
     HostCommand,
@@ -65,7 +66,7 @@ from penstock.runtime.host.processes import CannotStart, ProcessDied, Processes,
 from penstock.runtime.host.relay_runner import RelayRunner
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.resequencer import Resequencer
-from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, hook_words
+from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, hook_words, outage_words
 from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.host.watched_process import LastWords
 from penstock.runtime.host.worker_process import WorkerOptions
@@ -355,6 +356,28 @@ class JobRunner:
             f"job {self._name!r} has made no savepoint in {place} within {timeout_s:g} s. It waits for {waited_for}. "
             f"{self._what_is_wrong()}The savepoint is given up, and the job goes on."
         )
+
+    def stop_with_savepoint(self, url: str) -> None:
+        """Ends the job at an epoch, which is saved in a place that the user has named. Returns when the savepoint is
+        written and the job has ended. A driver may call this again when the host of the job has died meanwhile."""
+
+        def begin() -> None:
+            try:
+                if self._keeper is not None:
+                    Store.open(url, SAVEPOINT).check()
+            except Exception as error:  # the driver waits for a reply, whatever the error
+                self._reply(number, error)
+            else:
+                self._events.put(lambda host: host.stop_with_savepoint(number, url, time.monotonic()))
+
+        with self._request() as (number, request):
+            threading.Thread(target=begin, name="penstock-savepoint", daemon=True).start()
+            try:
+                request.wait(self.ended, self._has_ended)
+            except JobError:
+                host = self._host  # an earlier call may have ended the job, and its driver may not have heard of it
+                if not (self.ended.is_set() and host is not None and host.has_stopped_with(url)):
+                    raise
 
     def _give_up(self, number: int, place: str) -> str:
         """Gives up a savepoint, and returns what it has waited for."""
@@ -743,6 +766,8 @@ class JobRunner:
                 self._collected.commit(command.epoch)
             elif isinstance(command, CopySavepoint):
                 self._keep_store().do(partial(self._copy, command))
+            elif isinstance(command, CopySavepointAndStop):
+                self._keep_store().do(partial(self._copy_and_stop, command))
             elif isinstance(command, Reply):
                 self._reply(command.request, command.error)
             elif isinstance(command, StartRelay | KillRelay | TellRelay):
@@ -756,8 +781,7 @@ class JobRunner:
         worker, incarnation, number = call.worker, call.incarnation, call.number
         arguments = call.arguments
         if call.method == "trigger":
-            epoch, parking = arguments
-            arguments = (epoch, begin_ns, parking)
+            arguments = (*arguments, begin_ns)
         elif call.method == "build_tasks":
             assert self._processes is not None
             arguments = (*arguments, self._processes.clocks())
@@ -938,6 +962,17 @@ class JobRunner:
         else:
             self._reply(command.request, None)
 
+    def _copy_and_stop(self, command: CopySavepointAndStop) -> None:
+        """Copies the epoch at which the job is to end, and tells the JobHost."""
+        generation = command.generation
+        try:
+            self._keep_store().savepoint(command.plan, command.place)
+        except Exception as error:  # the job continues, whatever the error
+            failed = error
+            self._events.put(lambda host: host.not_copied(generation, failed, time.monotonic()))
+        else:
+            self._events.put(lambda host: host.copied(generation, time.monotonic()))
+
     def _note_the_end(self, state: str) -> None:
         if self.options.store is not None and self._opening.locks_store:
             try:
@@ -1042,7 +1077,9 @@ class JobRunner:
                 if self._last_status is None:
                     raise
                 return self._last_status
-        more: dict[str, Any] = {"waits_for": self._waiting() or hook_words(reports, status["workers"], _HOOK_S)}
+        more: dict[str, Any] = {
+            "waits_for": self._waiting() or outage_words(reports) or hook_words(reports, status["workers"], _HOOK_S)
+        }
         more |= {"epochs": self._with_store(status["epochs"]), **self._placement(), **self._spark()}
         more["relays"] = self._relays_status(status["relays"], patience_s)
         return {**status, "spares": 0 if self._processes is None else self._processes.spares(), **more}

@@ -27,16 +27,17 @@ class JobState(State):
     RUNNING = "RUNNING", "All tasks run."
     RECOVERING = "RECOVERING", "A worker was lost; its tasks and the tasks downstream go back."
     MOVING = "MOVING", "Tasks are built again because somebody has asked for it: a migration, a rescale, a replan."
-    STOPPING = "STOPPING", "Somebody has asked the job to stop; what the sources have read goes through."
+    STOPPING = "STOPPING", "The job is to stop: what the sources have read goes through, or a savepoint is written."
     FINISHED = "FINISHED", "The job has ended well; everything is committed."
     CANCELLED = "CANCELLED", "Somebody has ended the job at once."
     FAILED = "FAILED", "The job has ended by an error, which the status tells."
 
 
-JobEvent = Literal["stop", "connect", "connect to stop", "recover", "move", "finish", "cancel", "fail"]
+JobEvent = Literal["stop", "halt", "connect", "connect to stop", "recover", "move", "finish", "cancel", "fail"]
 """`stop`: a driver asks for it. `connect`, `connect to stop`: all tasks are built and connected, and run; in the second
 case somebody has asked the job to stop before. `recover`, `move`: tasks are removed, after a death or because somebody
-has asked for it. `finish`, `cancel`, `fail`: the host has decided how the job ends."""
+has asked for it. `halt`: all tasks have stopped, and the job ends when its savepoint is written, or its tasks are
+connected again. `finish`, `cancel`, `fail`: the host has decided how the job ends."""
 
 _S = JobState
 LIVING = (_S.STARTING, _S.RUNNING, _S.RECOVERING, _S.MOVING, _S.STOPPING)
@@ -66,6 +67,9 @@ JOB: Table[JobState, JobEvent] = Table(
         (_S.STOPPING, "recover"): _S.RECOVERING,
         (_S.STOPPING, "move"): _S.MOVING,
         (_S.STOPPING, "finish"): _S.FINISHED,
+        **{(state, "halt"): _S.STOPPING for state in LIVING},
+        (_S.STOPPING, "connect"): _S.RUNNING,
+        (_S.STOPPING, "connect to stop"): _S.STOPPING,
         **{(state, "cancel"): _S.CANCELLED for state in LIVING},
         **{(state, "fail"): _S.FAILED for state in LIVING},
     },
@@ -76,12 +80,13 @@ JOB: Table[JobState, JobEvent] = Table(
 class JobLife(Machine[JobState, JobEvent]):
     """The state of one job. Used by one thread; others may read `state`, `ended` and `stopping`."""
 
-    __slots__ = ("stopping",)
+    __slots__ = ("_has_run", "stopping")
 
     def __init__(self, name: str) -> None:
         super().__init__(JOB, name)
         # Whether somebody has asked for a stop. This is no state: a job that is to stop may start, recover or move.
         self.stopping = False
+        self._has_run = False
 
     @property
     def ended(self) -> bool:
@@ -96,9 +101,13 @@ class JobLife(Machine[JobState, JobEvent]):
 
     def connected(self) -> bool:
         """Note that the tasks run. Returns whether this is for the first time."""
-        first = self.state is JobState.STARTING
+        first, self._has_run = not self._has_run, True
         self.move("connect to stop" if self.stopping else "connect")
         return first
+
+    def halted(self) -> None:
+        """Note that all tasks have stopped, because the job is to end with a savepoint."""
+        self.move("halt")
 
     def removed(self, *, planned: bool, why: str = "") -> None:
         """Note that tasks are removed, to be built again; `planned`: as of the coordinator's RemoveTasks."""

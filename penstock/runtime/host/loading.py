@@ -87,6 +87,9 @@ class UnloadedRunner:
     def savepoint(self, url: str, timeout_s: float | None = None) -> None:
         raise JobError(f"{self._words}; a savepoint needs a running job")
 
+    def stop_with_savepoint(self, url: str) -> None:
+        raise JobError(f"{self._words}; a savepoint needs a running job")
+
     def rescale(self, operator: str, parallelism: int) -> None:
         raise JobError(f"{self._words}; rescale needs a running job")
 

@@ -112,6 +112,19 @@ def no_status(name: str, state: str, error: str | None = None) -> dict[str, Any]
     }
 
 
+def outage_words(reports: list[dict[str, Any]]) -> str | None:
+    """Returns what a job waits for when a step of a source or sink fails by an error that may pass."""
+    outages = [(outage, report["index"]) for report in reports for outage in report.get("outages", ())]
+    if not outages:
+        return None
+    outage, worker = max(outages, key=lambda each: each[0]["for_s"])
+    more = f", as have {len(outages) - 1} more steps" if len(outages) > 1 else ""
+    return (
+        f"{outage['what']}, which has failed for {outage['for_s']:.1f} s in worker {worker}{more}, and is tried again "
+        f"until {outage['limit_s']:.0f} s have passed: {outage['error']}"
+    )
+
+
 def hook_words(reports: list[dict[str, Any]], workers: list[dict[str, Any]], patience_s: float) -> str | None:
     """Returns what a job waits for when an open() or close() has not returned for so long, by the reports of its
     workers and their rows in the status. Returns None when there is no such call. A worker in such a call answers, so

@@ -433,13 +433,21 @@ class StoreKeeper:
     def savepoint(self, plan: Plan, url: str, wanted: Callable[[], bool] = lambda: True) -> None:
         """Copies the last complete epoch to a place of its own, where it stays. Ends without a savepoint as soon as it
         is not `wanted` any more; what was copied by then stays too."""
-        if not wanted():
-            return
-        target = Store.open(url, SAVEPOINT, durable=True)
-        if target.epochs():
-            raise StoreError(f"{url!r} holds a savepoint already; give another place, or delete that savepoint")
+        if wanted():
+            self.copy_to(Store.open(url, SAVEPOINT, durable=True), plan, wanted)
+
+    def copy_to(self, target: Store, plan: Plan, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Copies the last complete epoch to a store of its own; see `savepoint`. A copy of the same epoch that is there
+        already is enough, because the last host of the job may have died after it had written it."""
         manifest, store = self.last, self.origin or self.store
         assert manifest is not None
+        if there := target.epochs():
+            found = target.read_manifest(max(there))
+            of = str(found.extra.get("of"))
+            if (of, found.epoch, found.created) == (manifest.job, manifest.epoch, manifest.created):
+                return
+            url = target.place
+            raise StoreError(f"{url!r} holds a savepoint already; give another place, or delete that savepoint")
         tasks = []
         for entry in manifest.tasks:
             if not wanted():
@@ -450,10 +458,9 @@ class StoreKeeper:
             tasks.append(replace(entry, blobs=[blob]))
         if not wanted():
             return
-        of = {"of": manifest.job, "kinds": json.dumps(kinds_with_state(plan))}
-        target.write_manifest(
-            replace(manifest, job=SAVEPOINT, tasks=tasks, collected=[], program=None, extra={**manifest.extra, **of})
-        )
+        extra = {**manifest.extra, "of": manifest.job, "kinds": json.dumps(kinds_with_state(plan))}
+        extra.pop("stop", None)  # that is what its job does there, and not what a job does that starts from it
+        target.write_manifest(replace(manifest, job=SAVEPOINT, tasks=tasks, collected=[], program=None, extra=extra))
 
     def continue_from(self, manifest: Manifest, origin: Store | None = None) -> None:
         """Continues where an earlier life of the job has ended. Raises SnapshotDamaged, and changes nothing, when

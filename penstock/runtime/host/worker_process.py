@@ -35,6 +35,7 @@ from penstock.runtime.host.machine import machine_id
 from penstock.runtime.host.network import Network, make_transport
 from penstock.runtime.host.reporting import Reporter, ReportSender, SnapshotWriter
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
+from penstock.runtime.patience import Patience
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
@@ -132,6 +133,7 @@ class WorkerProcess:
                 "build_tasks": self.build_tasks,
                 "connect_tasks": self.connect_tasks,
                 "trigger": self.trigger,
+                "park": self.park,
                 "unpark": self.unpark,
                 "save_whole_state": self.save_whole_state,
                 "complete": self.complete,
@@ -192,6 +194,7 @@ class WorkerProcess:
                 time.monotonic_ns,
                 self._box if store is not None else None,
                 ProcessorTime(self._own_threads),
+                Patience(),
             )
             if master is not None:
                 watch_master(master.process, lambda: self._control.heard, master.limit_s, plan.name)
@@ -243,6 +246,7 @@ class WorkerProcess:
             "threads_ns": 0 if cpu is None else cpu.threads_ns,
             "tasks": tasks,
             "hook": None if self._loop is None else self._loop.hook(),
+            "outages": [] if self._loop is None else self._loop.patience.told(),
             "ring_bytes": 0 if transport is None else transport.ring_bytes,
             "transports": {} if transport is None else transport.reasons(),
             "sent_bytes": {} if transport is None else transport.sent_bytes(),
@@ -385,12 +389,14 @@ class WorkerProcess:
 
         loop.call(use).result()
 
-    def trigger(self, epoch: int, at_ns: int, parking: frozenset[int]) -> None:
-        """Begins the barrier of an epoch, at this time of the JobMaster's monotonic clock if it is near. The tasks in
-        `parking` stop after it."""
+    def park(self, epoch: int, tasks: frozenset[int]) -> None:
+        """Lets tasks stop after the barrier of an epoch, which has not begun yet."""
         assert self._participant is not None
-        if parking:
-            self._participant.park(epoch, parking).result()
+        self._participant.park(epoch, tasks).result()
+
+    def trigger(self, epoch: int, at_ns: int) -> None:
+        """Begins the barrier of an epoch, at this time of the JobMaster's monotonic clock if it is near."""
+        assert self._participant is not None
         wait_ns = at_ns + self._ahead_ns.get(self._index, 0) - time.monotonic_ns()
         time.sleep(min(max(0, wait_ns), _TRIGGER_WAIT_MAX_NS) / 1e9)
         self._participant.trigger(epoch).result()

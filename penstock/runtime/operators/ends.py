@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from penstock.runtime.errors import FlowError
@@ -95,6 +95,8 @@ class _Writing(Stage):
         super().__init__(context)
         self._sink = sink
         self._writer: SinkWriter | None = None
+        self._sink_context: SinkContext | None = None
+        self._repeats = False  # whether what has failed may be written again
         self._process = os.getpid()
 
     def open(self) -> None:
@@ -102,20 +104,35 @@ class _Writing(Stage):
         if context is None:
             context = SinkContext(self.context.operator.name, self.context.index, self.context.parallelism)
         context.errors = self.errors
+        self._sink_context = context
         self._writer = self._sink.writer(context)
+        repeats = self._writer.repeats_writes
+        self._repeats = self._sink.guarantee == "idempotent" if repeats is None else repeats
+
+    def _patiently(self, what: str, step: Callable[[], Any], *, repeats: bool = True) -> Any:
+        """Takes a step of the writer, again and again while its errors may pass, if it may be repeated."""
+        if not repeats:
+            return step()
+        assert self._sink_context is not None
+        assert self._writer is not None
+        return self._sink_context.patiently(what, step, self._writer.passing_errors)
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
         assert self._writer is not None
         end_forks(self._process)
         with self.errors.blamed(batch):
-            self._writer.write(batch)
+            if self._repeats:
+                writer = self._writer
+                self._patiently("write()", lambda: writer.write(batch))
+            else:
+                self._writer.write(batch)
         return []
 
     def flush(self) -> None:
         if self._writer is not None:
             with self.errors.blamed("(flushing)"):
-                self._writer.flush()
+                self._patiently("flush()", self._writer.flush, repeats=self._repeats)
 
     def finish(self) -> Iterator[Batch]:
         if self._writer is not None:
@@ -124,9 +141,10 @@ class _Writing(Stage):
         return iter(())
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:
-        assert self._writer is not None
+        writer = self._writer
+        assert writer is not None
         with self.errors.blamed(f"(preparing epoch {epoch})"):
-            return StageState(own=self._writer.prepare(epoch))
+            return StageState(own=self._patiently("prepare()", lambda: writer.prepare(epoch), repeats=self._repeats))
 
     def restore(self, epoch: int, saved: SavedState) -> None:
         assert self._writer is not None
@@ -134,9 +152,10 @@ class _Writing(Stage):
             self._writer.restore(epoch, saved.own)
 
     def commit(self, epoch: int) -> None:
-        if self._writer is not None:
+        writer = self._writer
+        if writer is not None:
             with self.errors.blamed(f"(committing epoch {epoch})"):
-                self._writer.commit(epoch)
+                self._patiently("commit()", lambda: writer.commit(epoch))
 
     def cancel(self, epoch: int) -> None:
         if self._writer is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from collections.abc import Callable
+from functools import partial
 
 from penstock.runtime.sinks.places import LOCAL, Place, failed_write
 
@@ -17,12 +19,24 @@ _GZIP = 31  # zlib's window bits for the gzip format
 _GZIP_LEVEL = 6
 
 
+def _once(step: Callable[[], int]) -> int:
+    return step()
+
+
 class AppendFile:
     """Appends bytes to a file. With `exclusive` the file must be new. `epochs` says what a failure leaves, for the
-    error messages."""
+    error messages. `patiently` takes a step again while its errors may pass: the system has taken nothing of a write
+    that has failed. Of a remote file nobody knows that."""
 
     def __init__(
-        self, path: str, *, compress: bool, exclusive: bool = False, epochs: bool = False, place: Place = LOCAL
+        self,
+        path: str,
+        *,
+        compress: bool,
+        exclusive: bool = False,
+        epochs: bool = False,
+        place: Place = LOCAL,
+        patiently: Callable[[Callable[[], int]], int] = _once,
     ) -> None:
         self.path = path
         self.length = 0
@@ -32,6 +46,7 @@ class AppendFile:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._broken: OSError | None = None
+        self._patiently = _once if place.remote else patiently
         try:
             self._file = place.create(path, exclusive)
         except OSError as error:
@@ -67,7 +82,7 @@ class AppendFile:
             if self._broken is not None:
                 raise self._broken
             while data:
-                written = self._file.write(data)
+                written = self._patiently(partial(self._file.write, data))
                 self.length += written
                 data = data[written:]
         except OSError as error:

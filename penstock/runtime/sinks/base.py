@@ -15,6 +15,12 @@ epoch table in PostgreSQL):
 it: that is saved with the epoch. `commit(n)` follows when the epoch is complete, that is when every task of the job has
 saved its part; only then may the records be seen as final. An epoch may be passed over (its saving failed): then
 commit(n + 1) is for both. After the last record the order is finish, prepare, commit, close.
+
+A commit that fails by an error that may pass (a database that is locked, a connection that is lost, a disk that is
+full) is called again, with waits that double, for a minute; then its error ends the job. So are `write`, `flush` and
+`prepare` of a writer that says `repeats_writes`. The errors of other writers end the job at once, because nobody knows
+what a write that has failed has written. A writer may still have a step of its own tried again, if the step has the
+same effect then: `context.patiently("connecting", connect)`.
 """
 
 from __future__ import annotations
@@ -22,14 +28,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.mistakes import checks_init
+from penstock.runtime.patience import Kinds, Patience
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.storage.directory_lock import DirectoryLock
 
 Guarantee = Literal["exactly once", "idempotent", "at least once"]
+
+T = TypeVar("T")
 
 
 def _no_report(channel: str, records: list[Any]) -> None:
@@ -48,10 +57,24 @@ class SinkContext:
     epochs: bool = False  # the job has epochs: records are final when `commit` says so, not when `finish` does
     restoring: bool = False  # `restore` follows: this is not the first writer of the job
     errors: ErrorHandler = field(default_factory=lambda: ErrorHandler("sink"))
+    patience: Patience = field(default_factory=lambda: Patience(0.0))  # of the worker
+
+    def patiently(self, what: str, step: Callable[[], T], kinds: Kinds = (), failed: BaseException | None = None) -> T:
+        """Takes a step, and takes it again while its errors may pass; see the module's docstring. `kinds`: classes of
+        such errors, beside those that Penstock knows. `failed`: the first try has failed with this error."""
+        return self.patience.call(f"{what} of {self.operator}[{self.index}]", step, kinds, failed)
 
 
 class SinkWriter(ABC):
     """One task's end of a sink."""
+
+    #: The classes of errors of what it writes to that may pass by themselves, beside those that Penstock knows:
+    #: ConnectionError, TimeoutError, what the system says of a full, busy or unreachable place, a locked SQLite.
+    passing_errors: Kinds = ()
+
+    #: Whether `write`, `flush` and `prepare` may be called again with the same after such an error, to the same effect:
+    #: they write all or nothing, or what they write twice counts once. None: when the sink is "idempotent".
+    repeats_writes: bool | None = None
 
     @abstractmethod
     def write(self, records: list[Any]) -> None:

@@ -32,7 +32,8 @@ class Call(Sink):
 
     Errors: FlowError is raised when the function cannot travel to a worker. A record for which the function raises is a
     failed record. With `batches=True` the whole list is one failed record, because nobody knows how far the function
-    came.
+    came. With `idempotent=True` the function is first called again, for a minute, after an error that may pass, such as
+    ConnectionError or TimeoutError; without it, that might do the same twice.
     """
 
     def __init__(self, fn: Callable[[Any], Any], *, batches: bool = False, idempotent: bool = False) -> None:
@@ -42,8 +43,9 @@ class Call(Sink):
         self.guarantee: Guarantee = "idempotent" if idempotent else "at least once"
 
     def writer(self, context: SinkContext) -> SinkWriter:
+        errors = _Again(context, self.fn) if self.guarantee == "idempotent" else context.errors
         kind = _BatchWriter if self.batches else _RecordWriter
-        return kind(self.fn, context.errors)
+        return kind(self.fn, errors)
 
     def describe(self) -> str:
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
@@ -55,7 +57,25 @@ class Call(Sink):
         return self.describe()
 
 
+class _Again(ErrorHandler):
+    """Calls the function again with a record for which it has failed, if the error may pass."""
+
+    def __init__(self, context: SinkContext, fn: Callable[[Any], Any]) -> None:
+        super().__init__(context.operator)
+        self._context = context
+        self._fn = fn
+
+    def handle(self, record: Any, error: BaseException, records: int = 1) -> None:
+        """See ErrorHandler."""
+        try:
+            self._context.patiently("the function", lambda: self._fn(record), failed=error)
+        except BaseException as last:  # of the user's function; the policy decides
+            self._context.errors.handle(record, last, records)
+
+
 class _RecordWriter(SinkWriter):
+    repeats_writes = False  # the function is called again for each record by itself
+
     def __init__(self, fn: Callable[[Any], Any], errors: ErrorHandler) -> None:
         self._fn = fn
         self._errors = errors
@@ -65,6 +85,8 @@ class _RecordWriter(SinkWriter):
 
 
 class _BatchWriter(SinkWriter):
+    repeats_writes = False  # as above
+
     def __init__(self, fn: Callable[[Any], Any], errors: ErrorHandler) -> None:
         self._fn = fn
         self._errors = errors

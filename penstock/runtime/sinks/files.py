@@ -15,6 +15,7 @@ from typing import Any, Literal
 from penstock.runtime.errors import FlowError
 from penstock.runtime.records.userfunc import check_function
 from penstock.runtime.sinks.append import AppendFile
+from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.folder import PartFolder
 from penstock.runtime.sinks.parts import PartFile
 from penstock.runtime.sinks.places import Place
@@ -105,8 +106,15 @@ class Files(PartFolder):
         assert callable(self.format)
         return partial(formatted, self.format)
 
-    def open_part(self, path: str, *, epochs: bool, place: Place) -> PartFile:
-        return AppendFile(path, compress=self.compression is not None, exclusive=epochs, epochs=epochs, place=place)
+    def open_part(self, path: str, context: SinkContext, *, place: Place) -> PartFile:
+        return AppendFile(
+            path,
+            compress=self.compression is not None,
+            exclusive=context.epochs,
+            epochs=context.epochs,
+            place=place,
+            patiently=partial(context.patiently, "writing"),
+        )
 
     def describe(self) -> str:
         name = self.format if isinstance(self.format, str) else getattr(self.format, "__name__", "function")

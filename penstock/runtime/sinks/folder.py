@@ -51,7 +51,7 @@ class PartFolder(Sink):
         """Returns the function that turns records into what a part file takes, for one task."""
 
     @abstractmethod
-    def open_part(self, path: str, *, epochs: bool, place: Place) -> PartFile:
+    def open_part(self, path: str, context: SinkContext, *, place: Place) -> PartFile:
         """Opens a new part file. In a job with epochs no file of this name may exist."""
 
     def check(self) -> None:
@@ -130,7 +130,7 @@ class PartFolder(Sink):
         names = PartNames(self.directory, self.suffix, self.title, place)
 
         def open_part(path: str) -> PartFile:
-            return self.open_part(path, epochs=context.epochs, place=place)
+            return self.open_part(path, context, place=place)
 
         try:
             place.make(self.directory)

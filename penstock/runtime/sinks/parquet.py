@@ -90,7 +90,8 @@ class Parquet(PartFolder):
     def formatter(self) -> Formatter:
         return Rows(self.schema, partial(table_schema.agree, self.directory, sink=self.title))
 
-    def open_part(self, path: str, *, epochs: bool, place: Place) -> PartFile:
+    def open_part(self, path: str, context: SinkContext, *, place: Place) -> PartFile:
+        epochs = context.epochs
         return ParquetPart(path, self.codec, exclusive=epochs, epochs=epochs, sink=self.title, place=place)
 
     def begin(self, context: SinkContext, place: Place) -> None:

@@ -17,6 +17,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.runtime.mistakes import checks_init
+from penstock.runtime.patience import Kinds
 from penstock.runtime.records.batch import approximate_bytes
 from penstock.runtime.records.userfunc import ErrorHandler
 
@@ -82,10 +83,16 @@ class Reader(ABC):
     `blocking` = True, set in the class, says that read() waits for records, as many client libraries do. All of the
     reader's methods but `backlog` and `is_full` are then called in a thread of its own, one batch ahead, so that the
     other tasks of the worker go on meanwhile. Let read() return from time to time, as it does not end while it waits.
+
+    `passing_errors` names the classes of errors that may pass by themselves, beside those that Penstock knows:
+    ConnectionError, TimeoutError, what the system says of a busy or unreachable place, a locked SQLite. After such an
+    error read() is called again, with waits that double, for a minute, if it has changed no offset; then the error is a
+    failure. So change offsets when the records are there, as the last thing before they are returned.
     """
 
     finished = False
     blocking = False
+    passing_errors: Kinds = ()
     stamp_ns: int | None = None
     split: str | None = None
     paced = True

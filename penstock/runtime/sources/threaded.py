@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.runtime.patience import may_pass
 from penstock.runtime.sources.base import Reader
 
 _FIRST = 256  # records of the first read, before the task has said how many it takes
@@ -35,7 +36,9 @@ class ThreadReader(Reader):
         self.reader = reader
         self.wake = wake
         self.paced = reader.paced
-        self._offsets = dict(reader.offsets())
+        self.passing_errors = reader.passing_errors
+        self._offsets = self._known = dict(reader.offsets())  # after what was handed out, and after what was read
+        self.repeats = False  # whether read() may be called again after its last error
         self._ended: set[str] = set()
         self._close_error: BaseException | None = None
         self._limit = _FIRST
@@ -60,6 +63,7 @@ class ThreadReader(Reader):
         if batch is None:
             return []
         if batch.error is not None:
+            self.repeats = not batch.last
             raise batch.error
         self._offsets, self._ended = batch.offsets, batch.ended
         self.split, self.stamp_ns, self.finished = batch.split, batch.stamp_ns, batch.last
@@ -99,9 +103,9 @@ class ThreadReader(Reader):
                 batch = self._read_once()
                 wait = 0.0 if batch.records or batch.last else self.reader.ready_in()
             except BaseException as error:  # of the source, which may also have called sys.exit(); read() raises it
-                batch = _Batch([], {}, None, set(), None, True, error)
+                batch = _Batch([], {}, None, set(), None, not self._repeats(self.reader, error), error)
             with self._changed:
-                if not (batch.records or batch.last):
+                if not (batch.records or batch.last or batch.error is not None):
                     self._ended = batch.ended
                     self._changed.wait_for(lambda: self._closed or self._wanted, wait)
                     continue
@@ -114,9 +118,16 @@ class ThreadReader(Reader):
         except BaseException as error:  # as above; close() raises it
             self._close_error = error
 
+    def _repeats(self, reader: Reader, error: BaseException) -> bool:
+        """Whether read() may be called again after an error. If not, it is a failure for whoever takes it."""
+        try:
+            return may_pass(error, reader.passing_errors) and self._known == dict(reader.offsets())
+        except Exception:  # of the source's code, about which nothing is known then
+            return False
+
     def _read_once(self) -> _Batch:
         reader = self.reader
         records = reader.read(self._limit)
-        offsets = dict(reader.offsets())
+        offsets = self._known = dict(reader.offsets())
         ended = {split for split in offsets if reader.split is not None and reader.has_ended(split)}
         return _Batch(records, offsets, reader.split, ended, reader.stamp_ns, reader.finished)

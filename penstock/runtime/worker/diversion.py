@@ -143,6 +143,7 @@ class Diversion:
         self._next = _Gathered()
         self._before: StageState | None = None  # the offsets of a source before what is gathered
         self._begun = False  # a micro-batch has left
+        self._barrier: int | None = None  # the epoch of the last barrier that was taken
         self._times = AnswerTimes()
         self._lost = 0.0  # the number of records that would have made all that Spark could not process
         self._due = 0  # in ns; the time at which the next micro-batch leaves
@@ -159,6 +160,11 @@ class Diversion:
         return self._next.records
 
     @property
+    def stops(self) -> bool:
+        """Whether the barrier was taken after which the task is to stop. Nothing is taken or sent after it."""
+        return self._barrier is not None and self._barrier == self.task.park_at
+
+    @property
     def leaving(self) -> bool:
         """Whether the task takes no more input, and continues with records when everything is answered."""
         return self.task.state is TaskState.RETURNING
@@ -168,14 +174,14 @@ class Diversion:
         if self._queue:
             if self._queue.ready():
                 return True
-        elif self._is_over() or self.task.has_timer_due():
+        elif not self.stops and (self._is_over() or self.task.has_timer_due()):
             return True
-        return self._can_take_barrier() or self._can_leave() or self._can_gather()
+        return not self.stops and (self._can_take_barrier() or self._can_leave() or self._can_gather())
 
     def ready_in(self) -> float | None:
         """Returns in how many seconds the next micro-batch leaves, or a source is to be read, or None when that does
         not depend on the time."""
-        if self.leaving:
+        if self.leaving or self.stops:
             return None
         times = []
         if self._next.records and self._has_room:
@@ -196,12 +202,14 @@ class Diversion:
                     return self.task.advance_to(head.value)
                 if head is not None:
                     return self._outputs(head)
+            elif self.stops:
+                return None
             elif self._is_over():
                 self.task.all_answered()
                 return None
             elif self.task.has_timer_due():
                 return self.task.fire()
-            if not self._take():
+            if self.stops or not self._take():
                 return None
 
     def _is_over(self) -> bool:
@@ -245,7 +253,8 @@ class Diversion:
             self._leave()
         elif self._can_take_barrier():
             own = self._before if self._next.records else self.task.own_state()
-            self._queue.mark(_Barrier(self.task.take_barrier(), own))
+            self._barrier = self.task.take_barrier()
+            self._queue.mark(_Barrier(self._barrier, own))
         elif self._can_gather():
             self._gather()
         else:

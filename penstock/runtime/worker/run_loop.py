@@ -42,6 +42,7 @@ from penstock.runtime.exchange.message import (
 )
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
+from penstock.runtime.patience import Patience
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.relaying.wire import FIRST_RELAY
 from penstock.runtime.sources.base import Split
@@ -93,11 +94,14 @@ class RunLoop:
         clock: Callable[[], int],
         box: BlackBox | None = None,
         cpu: ProcessorTime | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        """`cpu` measures the processor time of the tasks (None: it stays unknown)."""
+        """`cpu` measures the processor time of the tasks (None: it stays unknown). `patience`: with errors of sources
+        and sinks that may pass (None: they count at once)."""
         self.wiring = wiring
         self.box = box
         self.cpu = cpu
+        self.patience = patience or Patience(0.0)
         self.transport = transport
         self.clock = clock
         self.tasks: list[Task] = list(wiring.tasks.values())
@@ -121,6 +125,7 @@ class RunLoop:
         this complete epoch, and nobody will resume it; None: somebody may."""
         self._cancelled_after = cancelled_after
         self.halted = True
+        self.patience.give_up()
         self.transport.wake()
 
     def stop(self) -> None:
@@ -563,6 +568,11 @@ class RunLoop:
     def _open(self, task: Task) -> None:
         self._in_hook = task, self.clock()
         task.box = self.box
+        for stage in task.stages:
+            if stage.context.sink_context is not None:
+                stage.context.sink_context.patience = self.patience
+        if isinstance(task, SourceTask):
+            task.patience = self.patience
         try:
             task.open()
         finally:

@@ -18,9 +18,11 @@ from penstock.runtime.operators.base import Stage
 from penstock.runtime.operators.ends import Read
 from penstock.runtime.operators.micro_batch import BYTES_MAX
 from penstock.runtime.operators.watermarks import Marking
+from penstock.runtime.patience import Patience
 from penstock.runtime.program.plan import TaskId
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.sources.base import ColumnReader, Reader, Split, bytes_of, together
+from penstock.runtime.sources.threaded import ThreadReader
 from penstock.runtime.state.keyed import StageState
 from penstock.runtime.worker.blackbox import SOURCE
 from penstock.runtime.worker.task import Task, TaskOptions
@@ -54,9 +56,14 @@ class SourceTask(Task):
         self.stopping = False
         self.splits = {split.name: split for split in splits}
         self.output_caches = output_caches
+        self.patience = Patience(0.0)  # of the worker
         self._triggers: deque[int] = deque()
         self._has_passed = False  # a barrier has passed since the last read
         self._has_told = False  # of a long read
+        self._failed_read = False  # the last read has failed, and is to be repeated at this clock time in seconds
+        self._has_failed = False  # since it has last had records
+        self._retry_at = 0.0
+        self._reading = f"read() of {stages[0].context.operator.name}[{task.index}]"
         self._due: float = 0.0  # clock time in seconds at which the reader wants to be read again
         self._read_some = False  # whether the last read gave records
         # What holds the task back when it is ahead of other sources, if something does (runtime/host/alignment.py).
@@ -84,6 +91,8 @@ class SourceTask(Task):
             raise
         except BaseException as error:  # of the source, which may also have called sys.exit()
             raise stages[0].errors.failure("(opening)", error) from error
+        # The readers of Penstock know their own failures.
+        self._may_repeat = not type(self.reader).__module__.startswith("penstock.")
 
     def stop(self) -> None:
         """Ends the stream at the next step. What was read already is still processed."""
@@ -158,11 +167,12 @@ class SourceTask(Task):
 
     def ready_in(self) -> float | None:
         timer = super().ready_in()
-        if self.blocked or self._due == float("inf") or self.diversion is not None or self.state in AT_REST:
+        at = self._retry_at if self._failed_read else self._due
+        if self.blocked or at == float("inf") or self.diversion is not None or self.state in AT_REST:
             return timer
         if self._is_ahead:
             return timer
-        due = max(0.0, self._due - self.clock() / 1e9)
+        due = max(0.0, at - self.clock() / 1e9)
         return due if timer is None else min(due, timer)
 
     def close(self, failed: bool) -> None:
@@ -254,9 +264,25 @@ class SourceTask(Task):
             stage.come_from(None if mixed else next(iter(came_from), None), has_ended, mixed=mixed)
 
     def _read(self, limit: int) -> list[Any]:
-        """Reads, and says so when it took so long that the other tasks of the worker had to wait."""
+        """Reads, and says so when it took so long that the other tasks of the worker had to wait. When the reader fails
+        by an error that may pass, it has no records, and is read again later."""
         began = self.clock()
-        records = self.reader.read(limit)
+        reader = self.reader
+        before = dict(reader.offsets()) if self._may_repeat else None
+        try:
+            records = reader.read(limit)
+        except Exception as error:  # of the source; it counts unless it may pass
+            wait_s = self._waits_after(error, before)
+            if wait_s is None:
+                raise
+            self._failed_read = self._has_failed = True
+            self._retry_at = self.clock() / 1e9 + wait_s
+            return []
+        self._failed_read = False
+        # A reader in a thread of its own may be reading again just now.
+        if self._has_failed and (records or not isinstance(reader, ThreadReader)):
+            self._has_failed = False
+            self.patience.passed(self._reading)
         took = (self.clock() - began) / 1e9
         if took >= _LONG_READ_S and not self._has_told:
             self._has_told = True
@@ -271,6 +297,16 @@ class SourceTask(Task):
             )
         return records
 
+    def _waits_after(self, error: Exception, before: dict[str, Any] | None) -> float | None:
+        """Returns after how many seconds the reader is to be read again, or None when its error counts. Whoever has
+        changed an offset may have left out records."""
+        reader = self.reader
+        if isinstance(reader, ThreadReader):
+            repeats = reader.repeats
+        else:
+            repeats = before is not None and before == dict(reader.offsets())
+        return self.patience.failed(self._reading, error, reader.passing_errors) if repeats else None
+
     def _has_barrier(self) -> bool:
         # The source reads, or ends, between two barriers. Epochs that follow each other faster than the worker can
         # process them would otherwise stop the job.
@@ -283,6 +319,8 @@ class SourceTask(Task):
     def _has_input(self) -> bool:
         if self._at_end() or (self.output_caches is not None and self.output_caches.full) or self._is_ahead:
             return False
+        if self._failed_read:
+            return self.clock() / 1e9 >= self._retry_at
         return self._woken or self.clock() / 1e9 >= self._due
 
     def _has_more(self) -> bool:

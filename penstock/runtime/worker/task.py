@@ -432,7 +432,7 @@ class Task:
     def ready_in(self) -> float | None:
         """Returns in how many seconds there may be work without a message or a wake-up, or None when there will be
         none."""
-        if self._waiting or self._life.state in AT_REST:
+        if self._waiting or self._life.state in AT_REST or (self.diversion is not None and self.diversion.stops):
             return None
         due = None if self.diversion is None else self.diversion.ready_in()
         if self.pending is not None:
@@ -994,9 +994,9 @@ class Task:
         moved = sum(stage.records_in + stage.records_out for stage in self.stages)
         quiet, self._records_at_snapshot = moved == self._records_at_snapshot, moved
         self._rested = quiet and not finished
-        # The records that were sent to Spark are answered after the barrier too, so the task cannot stop there.
-        parked = self.park_at == epoch and self._life.state is _RUNNING
-        if parked:
+        # A diverted task keeps its state, and its diversion stops.
+        parked = self.park_at == epoch and (self._life.state is _RUNNING or self.diversion is not None)
+        if parked and self.diversion is None:
             self._life.move("park", f"epoch {epoch}")
         self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, parked, states))
         if not finished:

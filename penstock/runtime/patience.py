@@ -1,0 +1,137 @@
+"""Patience with what lies outside of the job: a database that is locked, a server that restarts, a disk that is full.
+
+A step that fails by an error that may pass is tried again, with waits that double, for as long as the end of a job
+waits for its checkpoint store. Then its error counts. The log says so at once, and so does the status.
+
+Only a step may be tried again that has the same effect then: a commit, a read from a position, a write that the sink
+declares to be repeatable. Whoever calls this must know that. An error of the user's data never passes.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from penstock.runtime.backoff import Backoff
+from penstock.runtime.errors import PenstockError, RecordError, SourceError, StoreError, describe
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+_FIRST_S, _MOST_S = 0.05, 5.0
+
+#: Of the system, for what is busy, full, or does not answer just now.
+_OF_DISKS = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.EBUSY, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE}
+_OF_TABLES = {errno.ENFILE, errno.EMFILE, errno.ENOBUFS, errno.ENOMEM}
+_OF_NETWORKS = {errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN}
+_OF_NETWORKS |= {errno.EHOSTUNREACH, errno.ENOTCONN}
+_PASSING = _OF_DISKS | _OF_TABLES | _OF_NETWORKS
+_SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
+
+T = TypeVar("T")
+Kinds = tuple[type[BaseException], ...]
+
+
+def may_pass(error: BaseException, kinds: Kinds = ()) -> bool:
+    """Whether an error may pass by itself. `kinds`: the classes of such errors that a connector names."""
+    if isinstance(error, kinds):
+        return True
+    if isinstance(error, StoreError):
+        return error.may_pass
+    if isinstance(error, PenstockError):  # of a connector of ours, which has told the cause in its words
+        told = not isinstance(error, RecordError | SourceError) and error.__cause__ is not None
+        return told and may_pass(error.__cause__, kinds)  # type: ignore[arg-type]
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    if isinstance(error, OSError):
+        again = getattr(sys.modules.get("socket"), "EAI_AGAIN", None)
+        return error.errno in _PASSING or (type(error).__name__ == "gaierror" and error.errno == again)
+    sqlite = sys.modules.get("sqlite3")
+    if sqlite is not None and isinstance(error, sqlite.OperationalError):
+        code = getattr(error, "sqlite_errorcode", None)  # since Python 3.11
+        return "is locked" in str(error) if code is None else code & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
+    return False
+
+
+@dataclass
+class _Outage:
+    since: float
+    error: str
+    waits: Backoff = field(default_factory=lambda: Backoff(_FIRST_S, _MOST_S))
+
+
+class Patience:
+    """The patience of one worker; see the module's docstring. `what` names a step and its operator, for people. Only
+    the worker's loop calls this, except for `told` and `give_up`."""
+
+    def __init__(self, limit_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        """`limit_s`: 0 is none."""
+        self._limit_s = limit_s
+        self._clock = clock
+        self._given_up = threading.Event()
+        self._outages: dict[str, _Outage] = {}
+
+    def call(self, what: str, step: Callable[[], T], kinds: Kinds = (), failed: BaseException | None = None) -> T:
+        """Takes a step, and takes it again while its errors may pass. It waits in between. `failed`: the first try has
+        failed with this error."""
+        while True:
+            if failed is not None:
+                wait_s = self.failed(what, failed, kinds)
+                if wait_s is None or self._given_up.wait(wait_s):
+                    self._outages.pop(what, None)
+                    raise failed
+            try:
+                done = step()
+            except Exception as error:  # whatever the step raises; what does not pass is raised above
+                failed = error
+            else:
+                if failed is not None:
+                    self.passed(what)
+                return done
+
+    def failed(self, what: str, error: BaseException, kinds: Kinds = ()) -> float | None:
+        """Notes that a step has failed. Returns the seconds until it should be tried again, or None when its error
+        counts."""
+        if not self._limit_s or not isinstance(error, Exception) or not may_pass(error, kinds):
+            self._outages.pop(what, None)
+            return None
+        now = self._clock()
+        outage = self._outages.get(what)
+        if outage is None:
+            outage = self._outages[what] = _Outage(now, describe(error))
+            logger.warning(
+                "%s has failed by an error that may pass, and is tried again for %g s: %s",
+                what,
+                self._limit_s,
+                outage.error,
+            )
+        left_s = outage.since + self._limit_s - now
+        if left_s <= 0:
+            del self._outages[what]
+            return None
+        outage.error = describe(error)
+        return min(left_s, outage.waits.failed())
+
+    def passed(self, what: str) -> None:
+        """Notes that a step is done."""
+        outage = self._outages.pop(what, None)
+        if outage is not None:
+            logger.warning("%s is done, after it had failed for %.1f s", what, self._clock() - outage.since)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Returns which steps fail now, for how long they have, and by which error; for the status."""
+        now = self._clock()
+        return [
+            {"what": what, "for_s": now - outage.since, "limit_s": self._limit_s, "error": outage.error}
+            for what, outage in list(self._outages.items())
+        ]
+
+    def give_up(self) -> None:
+        """Ends all waits, because the worker ends."""
+        self._given_up.set()
