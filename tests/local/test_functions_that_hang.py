@@ -22,7 +22,7 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.host import job_runner
 from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
-from tests.e2e.processes import LIMIT_S, wait_until
+from tests.e2e.processes import LIMIT_S, alive, wait_until
 from tests.local.workers import workers_here
 
 
@@ -422,3 +422,51 @@ def test_the_time_limit_of_a_savepoint_is_a_duration(fresh_name: Callable[[], st
         job.savepoint(tmp_path / "saved", timeout_s=-1)
     job.cancel()
     job.wait(LIMIT_S, progress=False)
+
+
+class SlowToClose:
+    """In the worker that closes it first, close() says in which process it is, and waits."""
+
+    def __init__(self, closing: Path, until: Path) -> None:
+        self.closing, self.until = closing, until
+
+    def __call__(self, record: int) -> int:
+        return record
+
+    def close(self) -> None:
+        try:
+            own = os.open(self.closing, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            return
+        os.write(own, str(os.getpid()).encode())
+        os.close(own)
+        hang(self.until)
+
+
+@pytest.mark.parametrize(("epoch_interval_s", "itself"), [(0.2, False), (None, False), (0.2, True)])
+def test_a_worker_that_dies_when_all_is_done_neither_delays_the_end_nor_takes_its_counts_with_it(
+    fresh_name: Callable[[], str], tmp_path: Path, epoch_interval_s: float | None, itself: bool
+) -> None:
+    """The worker whose run has ended dies, or, with `itself`, the one that still closes its operator."""
+    closing, until = tmp_path / "closing", tmp_path / "until"
+    flow, out = ps.Flow(fresh_name(), parallelism=2), ps.sinks.Collect()
+    numbers = flow.read(ps.sources.Generator(lambda number: number, rate=2000, limit=1000))
+    numbers.map(SlowToClose, name="slow", fn_constructor_args=(closing, until)).write(out)
+    # A limit longer than the test is: nobody may wait for a dead worker.
+    job = ps.run(flow, workers=2, local=True, epoch_interval_s=epoch_interval_s, hang_timeout_s=2 * LIMIT_S)
+    pids = {worker["pid"] for worker in job.wait_for(lambda status: len(status["workers"]) == 2, LIMIT_S)["workers"]}
+    wait_until(lambda: closing.exists() and closing.read_text(), "a worker closes its operator")
+    slow = int(closing.read_text())
+    if not itself:
+        ended = lambda status: any(row["state"] == "NONE" and row["pid"] != slow for row in status["workers"])
+        job.wait_for(ended, LIMIT_S)
+    (victim,) = {slow} if itself else pids - {slow}
+    os.kill(victim, signal.SIGKILL)
+    if not itself:
+        wait_until(lambda: not alive(victim), "the worker is dead")
+        assert job.status()["state"] == "RUNNING", "the other one still closes its operator"
+        until.touch()
+    status = job.wait(LIMIT_S, progress=False)
+    assert status["state"] == "FINISHED"
+    assert sorted(out.records()) == list(range(1000))
+    assert (status["records_read"], status["records_written"]) == (1000, 1000)

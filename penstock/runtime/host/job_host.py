@@ -273,11 +273,21 @@ class JobHost:
         return self._settled(now)
 
     def run_ended(
-        self, worker: int, incarnation: int, error: str | None, operator: str | None, now: float
+        self,
+        worker: int,
+        incarnation: int,
+        error: str | None,
+        operator: str | None,
+        now: float,
+        *,
+        status: dict[str, Any] | None = None,
     ) -> list[HostCommand]:
-        """Notes that a worker's run loop has ended by itself. `error` says why if it has failed, with the operator."""
+        """Notes that a worker's run loop has ended by itself. `error` says why if it has failed, with the operator.
+        `status`: the worker's last one. Nothing more is expected of the process, and its death means nothing."""
         if not self._is_present(worker, incarnation, "end of its run", now):
             return self._settled(now)
+        if status is not None:
+            self.status.take(status)
         self._over(worker, now)
         if error is not None:
             self._fail(JobEnd("FAILED", error, operator), now)
@@ -836,7 +846,12 @@ class JobHost:
                 self._out.append(CopySavepointAndStop(command.generation, command.place, self.plan))
             else:
                 assert isinstance(command, protocol.End)
-                self._call_all("end")
+                self._call_all("end", answered=self._says_last)
+
+    def _says_last(self, worker: int, status: dict[str, Any] | None, now: float) -> None:
+        """Takes the last counters of a worker whose run is about to end."""
+        if status is not None:
+            self.status.take(status)
 
     def _park(self, command: protocol.Trigger) -> None:
         """Lets tasks stop after the barrier of an epoch, and begins it when all workers know: no task may take the
@@ -1014,6 +1029,9 @@ class JobHost:
         # A job has ended for drivers when its carrier has ended its processes and noted its end, and not before.
         state = self.life.state if self.end is None else self._state_before_end
         self.status.place(self.placed, self.lives.infos())
+        # A worker whose run has ended meanwhile has said its last counts, and owes nothing.
+        reports = [report for report in reports if report["index"] in self.running]
+        silent = {worker: silent_s for worker, silent_s in silent.items() if worker in self.running}
         built = self.status.build(state.value, reports, wall, silent)
         return {**built, "epochs": {**built["epochs"], **self.epochs_status(now)}, "relays": self.relays_status()}
 

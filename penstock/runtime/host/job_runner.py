@@ -270,7 +270,7 @@ class JobRunner:
         """Returns the job's status as plain data. After the job's end, this is the last status."""
         if self._last_status is not None:
             return self._last_status
-        return self._build_status(_STATUS_S)
+        return self._build_status()
 
     def last_status(self) -> dict[str, Any]:
         """Waits for the end of the job, and returns its last status."""
@@ -554,8 +554,6 @@ class JobRunner:
     def _supervise(self) -> None:
         """Runs the job to its end, and then stays until no driver needs the runner. This is the supervising thread."""
         end = self._until_the_end()
-        if end.state == "FINISHED":
-            self._anyway(lambda: self._build_last_status(self.options.hang_timeout_s))
         self._anyway(lambda: self._end_workers(end))
         if self._keeper is not None:
             self._keeper.close()
@@ -713,19 +711,18 @@ class JobRunner:
     def _end_workers(self, end: JobEnd) -> None:
         """Halts the workers that still run, gives them a moment to close their files, and ends every worker's
         process."""
-        if end.state != "CANCELLED":  # they were told to cancel, which has to come first
-            with suppress(PenstockError):
-                self._workers.ask("halt", _HALT_S)
         host = self._host
+        if host is not None and end.state != "CANCELLED":  # they were told to cancel, which has to come first
+            with suppress(PenstockError):
+                self._workers.ask("halt", _HALT_S, host.running)
         until = time.monotonic() + _HALT_S
         while host is not None and host.running and time.monotonic() < until:
             try:
                 self._events.get(timeout=max(0.0, until - time.monotonic()))(host)
             except queue.Empty:
                 break
-        if host is not None and host.end is not None and end.state != "FINISHED":
-            # The processes still answer after the end of their run loops, so these are the last counts.
-            self._anyway(lambda: self._build_last_status(_STATUS_S))
+        if host is not None and host.end is not None:
+            self._anyway(self._build_last_status)
         self._workers.close()
         if host is not None:
             # `close` below may wait seconds for a process to end by itself, in vain for one that is stopped (SIGSTOP).
@@ -828,7 +825,9 @@ class JobRunner:
             self._events.put(lambda host: self._died(host, worker, incarnation, died, words))
             return
         self._events.put(
-            lambda host: host.run_ended(worker, incarnation, outcome.error, outcome.operator, time.monotonic())
+            lambda host: host.run_ended(
+                worker, incarnation, outcome.error, outcome.operator, time.monotonic(), status=outcome.status
+            )
         )
 
     def _not_started(self, worker: int, incarnation: int, error: CannotStart) -> None:
@@ -1055,16 +1054,16 @@ class JobRunner:
 
     # --- status ------------------------------------------------------------------------------------------------
 
-    def _build_last_status(self, patience_s: float) -> None:
-        """Keeps the status with the final counts of the job. In a finished job workers have time to answer, also after
-        a pause."""
-        self._last_status = self._build_status(patience_s)
+    def _build_last_status(self) -> None:
+        """Keeps the status with the final counts of the job."""
+        self._last_status = self._build_status()
 
-    def _build_status(self, patience_s: float) -> dict[str, Any]:
-        # A worker that is paused, or died just now, does not answer. The status then shows its last report.
-        reports = list(self._workers.ask("status", patience_s).values())
-        silent = self._workers.silent()
+    def _build_status(self) -> dict[str, Any]:
+        # A worker that is paused, or died just now, does not answer. The status then shows its last report. One whose
+        # run has ended has said its last counts, and may be dead since.
         host = self._host
+        reports = [] if host is None else list(self._workers.ask("status", _STATUS_S, host.running).values())
+        silent = self._workers.silent()
         if host is None:
             with self._early_lock:
                 status = self._early.build("STARTING", reports, time.time(), silent)
@@ -1081,11 +1080,11 @@ class JobRunner:
             "waits_for": self._waiting() or outage_words(reports) or hook_words(reports, status["workers"], _HOOK_S)
         }
         more |= {"epochs": self._with_store(status["epochs"]), **self._placement(), **self._spark()}
-        more["relays"] = self._relays_status(status["relays"], patience_s)
+        more["relays"] = self._relays_status(status["relays"])
         return {**status, "spares": 0 if self._processes is None else self._processes.spares(), **more}
 
-    def _relays_status(self, known: list[dict[str, Any]], patience_s: float) -> list[dict[str, Any]]:
-        said = self._relays.status(patience_s) if self._relays is not None and known else {}
+    def _relays_status(self, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        said = self._relays.status(_STATUS_S) if self._relays is not None and known else {}
         numbers = {relay["number"] for relay in known}
         self._relays_said = {n: report for n, report in {**self._relays_said, **said}.items() if n in numbers}
         return [{**NO_RELAY_REPORT, **self._relays_said.get(relay["number"], {}), **relay} for relay in known]

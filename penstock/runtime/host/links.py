@@ -7,7 +7,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -132,10 +132,11 @@ class AllWorkers:
         if gone is not None:
             gone.close()
 
-    def ask(self, method: str, patience_s: float) -> dict[int, Any]:
-        """The answers of the workers that answer within `patience_s` seconds. Workers that have been silent for longer
-        are asked too, but not waited for. Raises PenstockError when a worker could not answer."""
-        asked = {questions.worker: (questions, questions.ask(method)) for questions in self._all()}
+    def ask(self, method: str, patience_s: float, of: Container[int] | None = None) -> dict[int, Any]:
+        """The answers of the workers (`of` these only) that answer within `patience_s` seconds. Workers that have been
+        silent for longer are asked too, but not waited for. Raises PenstockError when a worker could not answer."""
+        wanted = [questions for questions in self._all() if of is None or questions.worker in of]
+        asked = {questions.worker: (questions, questions.ask(method)) for questions in wanted}
         wait([future for questions, future in asked.values() if questions.silent_s() < patience_s], patience_s)
         answers: dict[int, Any] = {}
         failures: list[str] = []

@@ -186,6 +186,16 @@ class StatusBuilder:
         """The last status that was built, or an empty one."""
         return self._last or self.build("STARTING", [], time.time())
 
+    def take(self, report: dict[str, Any]) -> None:
+        """Takes a report of a worker."""
+        worker = report["index"]
+        report = {**report, "tasks": [task for task in report["tasks"] if self._is_known(task)]}
+        self._reports[worker] = report
+        history = self._history.setdefault(worker, deque())
+        history.append(report)
+        while len(history) > 2 and report["time_ns"] - history[1]["time_ns"] >= _RATE_SPAN_NS:
+            history.popleft()
+
     def build(
         self, state: str, reports: list[dict[str, Any]], now: float, silent: Mapping[int, float] = _NOBODY
     ) -> dict[str, Any]:
@@ -193,13 +203,7 @@ class StatusBuilder:
         for how many seconds they have owed it."""
         answered = {report["index"] for report in reports}
         for report in reports:
-            worker = report["index"]
-            report = {**report, "tasks": [task for task in report["tasks"] if self._is_known(task)]}  # noqa: PLW2901
-            self._reports[worker] = report
-            history = self._history.setdefault(worker, deque())
-            history.append(report)
-            while len(history) > 2 and report["time_ns"] - history[1]["time_ns"] >= _RATE_SPAN_NS:
-                history.popleft()
+            self.take(report)
         tasks: dict[int, dict[str, Any]] = {}
         for report in self._reports.values():
             for task in report["tasks"]:

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTasks, RemoveTasks, SaveWholeState
@@ -69,11 +69,13 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a worker's run has ended. `error` is None when all its tasks have finished, or when it was halted."""
+    """How a worker's run has ended. `error` is None when all its tasks have finished, or when it was halted. `status`:
+    the worker's last status, as the process may die before it is asked for one."""
 
     worker: int
     error: str | None = None
     operator: str | None = None
+    status: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -228,8 +230,10 @@ class WorkerProcess:
             self._loop.run()
             self._reporter.drain()
         except BaseException as error:  # SystemExit would end the process, and the job would start it again
-            return self._outcome(error)
-        return Outcome(self._index)
+            outcome = self._outcome(error)
+        else:
+            outcome = Outcome(self._index)
+        return replace(outcome, status=self.status())
 
     # --- answered by control threads ---------------------------------------------------------------------------
 
@@ -420,10 +424,12 @@ class WorkerProcess:
             self._reporter.drain()
         return self._transport.ring_bytes
 
-    def end(self) -> None:
-        """Ends the run loop, because the job has ended well."""
+    def end(self) -> dict[str, Any]:
+        """Ends the run loop, because the job has ended well. Returns the last counters, as the close() of an operator
+        may take long, and the process may die meanwhile."""
         assert self._participant is not None
         self._participant.end().result()
+        return self.status()
 
     def divert(self, divert: DivertRequest, bridge: str, node: str) -> None:
         """Sends the input of a chain's tasks through the bridge of this name, on this node."""
