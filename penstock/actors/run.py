@@ -19,7 +19,17 @@ from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, JobExists, JobNotFound, OptionError, StoreError, UnfinishedFiles, shorten
+from penstock.runtime.errors import (
+    FlowError,
+    JobExists,
+    JobNotFound,
+    OptionError,
+    PenstockError,
+    StoreError,
+    UnfinishedFiles,
+    describe,
+    shorten,
+)
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
 from penstock.runtime.host.network import (
@@ -40,6 +50,7 @@ from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.program.plan import packed_with_plan
 from penstock.runtime.records.pickling import Program
+from penstock.runtime.records.userfunc import user_line
 from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.transport.ring import MAX_CAPACITY, MIN_CAPACITY
 from penstock.runtime.units import above_zero, any_seconds, flag, number, whole
@@ -519,11 +530,12 @@ def resume(
         )
     try:
         program, (flow, options) = Program.loads(store.get(found[0].program))
-    except ImportError as error:
+    except PenstockError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
         raise StoreError(
-            f"job {name!r} cannot be resumed here, because a module of its program cannot be imported: {error}. "
-            "Install the module, or add the directory that has the module to PYTHONPATH. The epochs in the store stay "
-            "as they are"
+            f"job {name!r} cannot be resumed here, because {_not_loaded(error)}. The epochs in the store stay as they "
+            "are"
         ) from error
     program.prefer_own()
     options = replace(
@@ -546,6 +558,27 @@ def resume(
     if store.ended() is not None or store.latest() is None:
         raise JobNotFound(f"the job {name!r} of {store.place} has ended just now, so there is nothing to resume")
     return _start_local(flow, plan, options, program) if local else on_ray.start(flow, plan, options, detached, program)
+
+
+def _not_loaded(error: BaseException) -> str:
+    """Says why a saved program cannot be loaded: in which file, and what to do."""
+    if isinstance(error, ModuleNotFoundError):
+        remedy = "Install the module, or add the directory that has the module to PYTHONPATH"
+        return f"a module of its program cannot be imported: {error}. {remedy}"
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}:{error.lineno}"
+        return f"a module of its program cannot be imported: {describe(error)} ({where}). Correct the file"
+    here = error.__traceback__  # the lines that follow are of the loading, and then of the program
+    line = user_line(error.with_traceback(None if here is None else here.tb_next))
+    if line is None:  # nothing of the program has run; a name that the program had is not there
+        return (
+            f"what its program refers to has changed since: {describe(error)}. Put back what is missing under its old "
+            "name, or run the flow anew"
+        )
+    return (
+        f"a module of its program fails when it is imported: {describe(error)} ({line}). Correct what the module does "
+        "when it is imported"
+    )
 
 
 def _savepoint(url: str | os.PathLike[str], plan: Plan, store: Store | None) -> Store:

@@ -202,6 +202,7 @@ def test_damage_of_any_one_file_loses_nothing(store: Store) -> None:
             assert all(store.get(blob) == contents[blob.name] for blob in blobs.values())
             found = [store.mend(blob, store.sizes()) for blob in blobs.values()]
             seen_by_size = not name.endswith(".json") and way in ("delete", "truncate")
+            seen_by_size &= (name.partition("/")[0], way) != ("copies", "delete")  # it is mended, and no damage
             assert sum(what is not None for what in found) == seen_by_size, f"{way} {name}: {found}"
             for blob in blobs.values():
                 deque(store.examine(blob), maxlen=0)

@@ -156,6 +156,23 @@ def test_a_file_that_is_missing_is_written_again_and_told(watched: Watched, capl
     assert watched.told == []
 
 
+def test_a_missing_second_copy_is_written_again_and_is_no_damage(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever writes a file and its copy may die in between."""
+    blob = watched.blob(1)
+    assert watched.keeper.save(watched.manifest(1, blob))
+    for name in ("copies/00000001-0-1", "copies/0000000001.json"):
+        delete(watched, name)
+        watched.keeper.look()
+        assert watched.keeper.damage is None
+        assert (
+            f"the second copy {watched.store.place}/{name} of a file was missing, and was written again" in caplog.text
+        )
+        assert watched.store._files.read(name, 1 << 30)
+    assert watched.told == []
+
+
 def test_a_manifest_that_is_no_file_any_more_is_written_again_and_told(watched: Watched) -> None:
     whole = watched.manifest(1, watched.blob(1))
     assert watched.keeper.save(whole)

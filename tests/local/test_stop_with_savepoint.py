@@ -14,16 +14,16 @@ import penstock as ps
 from penstock.actors.job import Job
 from tests.e2e.processes import LIMIT_S, wait_until
 
-RECORDS = 4000
-RATE = 2000.0
-WINDOW_S = 1.5  # so that windows are half full whenever the job stops
+RECORDS = 2000
+RATE = 1000.0
+WINDOW_S = 0.7  # so that windows are half full whenever the job stops
 
 
 class Reminder(ps.ProcessFunction):
-    """Emits a record for each one that it gets, by a timer a second of event time later."""
+    """Emits a record for each one that it gets, by a timer half a second of event time later."""
 
     def process(self, ctx: ps.ProcessContext, key: int, record: int) -> list[object] | None:
-        ctx.set_event_timer(record + 1000)
+        ctx.set_event_timer(record + 500)
         return None
 
     def on_event_timer(self, ctx: ps.ProcessContext, key: int, at_ms: int) -> list[tuple[int, int]]:
@@ -46,10 +46,12 @@ def lines(folder: Path) -> list[str]:
     return sorted(line for part in parts for line in part.read_text().splitlines())
 
 
-def expected(tmp_path: Path) -> tuple[list[str], list[str]]:
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
     """What a job without any stop writes."""
-    ps.run(windows_and_timers("undisturbed", tmp_path / "undisturbed"), workers=1, local=True).wait(progress=False)
-    return lines(tmp_path / "undisturbed" / "windows"), lines(tmp_path / "undisturbed" / "timers")
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ps.run(windows_and_timers("undisturbed", folder), workers=1, local=True).wait(progress=False)
+    return lines(folder / "windows"), lines(folder / "timers")
 
 
 def start(flow: ps.Flow, **options: object) -> Job:
@@ -57,7 +59,7 @@ def start(flow: ps.Flow, **options: object) -> Job:
 
 
 def test_open_windows_and_timers_are_kept_and_another_job_continues_exactly(
-    fresh_name: Callable[[], str], tmp_path: Path
+    fresh_name: Callable[[], str], tmp_path: Path, expected: tuple[list[str], list[str]]
 ) -> None:
     name = fresh_name()
     job = start(windows_and_timers(name, tmp_path))
@@ -69,27 +71,32 @@ def test_open_windows_and_timers_are_kept_and_another_job_continues_exactly(
     assert RECORDS // 3 <= status["records_read"] < RECORDS, "it has read on to the end"
     again = start(windows_and_timers(name, tmp_path, parallelism=1), savepoint=place)
     assert again.wait(LIMIT_S, progress=False)["records_read"] == RECORDS
-    assert (lines(tmp_path / "windows"), lines(tmp_path / "timers")) == expected(tmp_path)
+    assert (lines(tmp_path / "windows"), lines(tmp_path / "timers")) == expected
 
 
-def test_a_death_during_the_stop_changes_nothing(fresh_name: Callable[[], str], tmp_path: Path) -> None:
+def test_a_death_during_the_stop_changes_nothing(
+    fresh_name: Callable[[], str], tmp_path: Path, expected: tuple[list[str], list[str]]
+) -> None:
     name = fresh_name()
     job = start(windows_and_timers(name, tmp_path))
     job.wait_for(lambda status: status["records_read"] >= RECORDS // 4, LIMIT_S)
     victim = job.status()["workers"][1]["pid"]
-    os.kill(victim, signal.SIGSTOP)  # so that the epoch of the stop cannot complete
+    os.kill(victim, signal.SIGSTOP)  # so that no epoch completes, nor that of the stop
+    job.wait_for(lambda status: status["epochs"]["begun"] > status["epochs"]["complete"], LIMIT_S)
+    begun = job.status()["epochs"]["begun"]
     stopping = threading.Thread(target=job.stop, kwargs={"savepoint": tmp_path / "saved"}, daemon=True)
     stopping.start()
-    begun = job.status()["epochs"]["begun"]
     wait_until(lambda: job.status()["epochs"]["begun"] > begun, "the epoch of the stop has begun")
     os.kill(victim, signal.SIGKILL)
     stopping.join(LIMIT_S)
     assert job.wait(LIMIT_S, progress=False)["epochs"]["restarts"] == 1
     start(windows_and_timers(name, tmp_path), savepoint=tmp_path / "saved").wait(LIMIT_S, progress=False)
-    assert (lines(tmp_path / "windows"), lines(tmp_path / "timers")) == expected(tmp_path)
+    assert (lines(tmp_path / "windows"), lines(tmp_path / "timers")) == expected
 
 
-def test_a_job_goes_on_when_its_savepoint_cannot_be_written(fresh_name: Callable[[], str], tmp_path: Path) -> None:
+def test_a_job_goes_on_when_its_savepoint_cannot_be_written(
+    fresh_name: Callable[[], str], tmp_path: Path, expected: tuple[list[str], list[str]]
+) -> None:
     name = fresh_name()
     job = start(windows_and_timers(name, tmp_path))
     job.savepoint(tmp_path / "taken")
@@ -99,7 +106,7 @@ def test_a_job_goes_on_when_its_savepoint_cannot_be_written(fresh_name: Callable
         job.stop(savepoint="")
     job.wait_for(lambda status: status["state"] == "RUNNING", LIMIT_S)
     assert job.wait(LIMIT_S, progress=False)["records_read"] == RECORDS
-    assert (lines(tmp_path / "windows"), lines(tmp_path / "timers")) == expected(tmp_path)
+    assert (lines(tmp_path / "windows"), lines(tmp_path / "timers")) == expected
 
 
 def test_what_cannot_stop_with_a_savepoint_says_so(fresh_name: Callable[[], str], tmp_path: Path) -> None:

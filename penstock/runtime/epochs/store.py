@@ -373,7 +373,8 @@ class Store:
         """Reads the file of a blob and its copy. When one of them cannot be read, or is damaged, it is written again
         from the other.
 
-        It yields the size of each piece that it reads. It returns a description of what was wrong, or None. It raises
+        It yields the size of each piece that it reads. It returns a description of what was wrong, or None, also when
+        only the copy was missing: that is no damage, because whoever writes both may die in between. It raises
         SnapshotDamaged when both are damaged, and the error of reading when nobody knows whether they are.
         """
         if blob.data is not None:
@@ -392,6 +393,9 @@ class Store:
             raise _of_neither(list(errors.values()))
         ((damaged, problem),) = errors.items()
         self._write_again(blob, whole[0], damaged)
+        if _is_missing_copy(damaged, problem.__cause__):
+            self._note_copy(damaged)
+            return None
         return f"{problem} It was written again from {self._path(whole[0])}."
 
     def _read_through(self, blob: Blob, name: str) -> Iterator[bytes]:
@@ -412,22 +416,33 @@ class Store:
             raise SnapshotDamaged(f"{self._path(name)} has {size:,} bytes; {blob.size:,} were written.")
         self._check_sum(blob, name, checksum)
 
+    def _note_copy(self, name: str) -> None:
+        logger.warning(
+            "job %s: in its checkpoint store, the second copy %s of a file was missing, and was written again. Nothing "
+            "was lost.",
+            self.job,
+            self._path(name),
+        )
+
     def mend_manifest(self, manifest: Manifest) -> str | None:
-        """Writes the file of a complete epoch's manifest again, or its copy, if it is not as it was written. Returns a
-        description of what was wrong, or None."""
+        """Writes the file of a complete epoch's manifest again, or its copy, if it is not as it was written. Returns
+        what `examine` returns."""
         data = encode(manifest)
         problems = []
         for name in _both(_manifest_name(manifest.epoch)):
-            problem = "is damaged"
+            problem: str | None = "is damaged"
             with self._trying("read", name):
                 try:
                     if self._files.read(name, len(data)) == data:
                         continue
                 except FileNotFoundError as error:
-                    problem = _not_there(error)
-            problems.append(f"{self._path(name)} {problem}.")
+                    problem = None if _is_missing_copy(name, error) else _not_there(error)
             with self._trying("write", name):
                 self._files.write(name, [memoryview(data)], True)
+            if problem is None:
+                self._note_copy(name)
+            else:
+                problems.append(f"{self._path(name)} {problem}.")
         return f"{' '.join(problems)} It was written again." if problems else None
 
     # --- manifests -----------------------------------------------------------------------------------------------
@@ -674,6 +689,13 @@ def _opened_before(text: str, job: str, durable: bool) -> Store:
 def _pieces_of(file: IO[bytes]) -> Iterator[bytes]:
     while piece := file.read(PIECE_BYTES):
         yield piece
+
+
+def _is_missing_copy(name: str, error: BaseException | None) -> bool:
+    """Whether a file that could not be read is a second copy that is not there at all."""
+    return (
+        name.startswith(f"{_COPIES}/") and isinstance(error, FileNotFoundError) and not isinstance(error, NotAsWritten)
+    )
 
 
 def _not_there(error: FileNotFoundError) -> str:
