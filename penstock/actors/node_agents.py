@@ -107,6 +107,10 @@ class NodeAgents:
         for node in nodes:
             node.close()
 
+    def give_up(self, node_id: str, reason: str) -> None:
+        """Takes a node for lost, although its agent answers. Does nothing to a node that is lost already."""
+        self._node_lost(node_id, reason)
+
     def _node_lost(self, node_id: str, reason: str) -> None:
         with self._lock:
             node = self._nodes.pop(node_id, None)

@@ -186,6 +186,7 @@ def trouble(status: dict[str, Any]) -> str:
     """Returns what has gone wrong in a job, for live progress, or an empty text when all went well."""
     known = status.get("epochs") or {}
     parts = [f"{who} has not answered for {seconds:.0f} s" for who, seconds in silent(status)]
+    parts += links(status)
     if known.get("restarts"):
         parts.append(f"restarted {times(known['restarts'])}")
     if known.get("last_failure"):
@@ -200,6 +201,20 @@ def silent(status: dict[str, Any]) -> list[tuple[str, float]]:
     found = [("JobMaster", status.get("master_silent_s", 0.0))]
     found += [(f"worker {worker['index']}", worker.get("silent_s", 0.0)) for worker in status.get("workers", ())]
     return [(who, seconds) for who, seconds in found if seconds >= _SILENT_S]
+
+
+def links(status: dict[str, Any]) -> list[str]:
+    """Returns a sentence for each two machines of a job between which a link between workers is silent, although both
+    reach the JobMaster."""
+    found: dict[frozenset[str], str] = {}
+    for one in status.get("links", ()):
+        here, there = one["machines"]
+        found.setdefault(
+            frozenset((here, there)),
+            f"worker {one['from']} on {here} does not reach worker {one['to']} on {there} at {one['at']}, "
+            f"for {one['silent_s']:.0f} s",
+        )
+    return list(found.values())
 
 
 def epochs(status: dict[str, Any]) -> str:
@@ -245,6 +260,7 @@ def processes(status: dict[str, Any]) -> list[str]:
         if machine["state"] in ("silent", "lost") or hosts[machine["node_id"]] in lost:
             how = f"silent for {machine['silent_s']:.0f} s" if machine["state"] == "silent" else machine["state"]
             lines.append(f"machine {machine['name']}: {how}")
+    lines += links(status)
     if status["relays"]:
         lines.append("relays: " + ", ".join(f"{name(one['node_id'])} {one['state']}" for one in status["relays"]))
     return lines

@@ -232,8 +232,18 @@ class RayProcesses:
             ray.kill(actor)
         for handle in lost:
             handle.lose(reason)
+            # Where the node still answers, also a process ends that is stopped, for which Ray would wait.
+            handle.kill()
         if self.relays is not None:
             self.relays.lose(node_id, reason)
+
+    def give_up(self, machine: str, reason: str) -> None:
+        """See Processes."""
+        with self._lock:
+            nodes = {handle.info["node_id"] for handle in self._handles.values() if handle.info["machine"] == machine}
+        assert self._agents is not None, "a job on one machine has no links that could be cut"
+        for node_id in sorted(nodes):
+            self._agents.give_up(node_id, reason)
 
     def kill_all(self) -> None:
         """Kills all present workers and relays, without Ray."""

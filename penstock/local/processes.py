@@ -83,6 +83,10 @@ class LocalProcesses:
         with self._lock:
             self._spare = spare
 
+    def give_up(self, machine: str, reason: str) -> None:
+        """See Processes. There is no other machine than the program's own, which is never given up."""
+        raise AssertionError(f"a local job gives up machine {machine}: {reason}")
+
     def clocks(self) -> dict[int, int]:
         """See Processes. There is one clock."""
         return {}

@@ -123,6 +123,7 @@ class Job:
         worker = command.worker
         address = f"{worker}/{command.incarnation}"
         info = {"index": worker, "pid": 1000 + worker, "node_id": "n", "machine": f"m{worker}", "address": address}
+        info |= {"name": f"host-{worker}", "host": f"10.0.0.{worker}"}
         self.take(self.host.process_ready(worker, command.incarnation, info, self.now))
 
     def answer(self, call: Call) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.hosts.links import Link
+from tests.hosts.links import Link, Ways
 from tests.hosts.spaces import PATH, Space, own_clocks
 
 ROOT = Path(__file__).parents[2]
@@ -256,6 +256,18 @@ class Hosts(Sequence[Host]):
 
     def __iter__(self) -> Iterator[Host]:
         return iter(self._hosts)
+
+    def cut_between(self, one: int, other: int, ways: Ways = "both") -> None:
+        """Two hosts do not reach each other any more, or only in the other way, while both reach all others."""
+        if ways != "back":
+            self[other].link.cut_from(self[one].address)
+        if ways != "there":
+            self[one].link.cut_from(self[other].address)
+
+    def restore_between(self, one: int, other: int) -> None:
+        """Ends a cut of `cut_between`. A host that has been booted since has none."""
+        self[other].link.restore_from(self[one].address)
+        self[one].link.restore_from(self[other].address)
 
     def segment(self) -> None:
         """Has each host send frames of the size that a real cable has. Between devices of one machine, TCP sends up to

@@ -11,9 +11,10 @@ The names of directions are the host's: `out` is what it sends.
 
 from __future__ import annotations
 
+import ipaddress
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tests.hosts.spaces import Space
 
 Way = Literal["out", "in", "both"]
+#: Of a cut between two hosts: from the first to the second, from the second to the first, or both.
+Ways = Literal["there", "back", "both"]
 
 _WIRE = Path(__file__).with_name("wire.py")
 
@@ -36,6 +39,16 @@ def _dropping(share: float) -> str:
         return f"1,6 0 0 {_TAKEN}"
     # A = random; if A >= limit, skip one; return TAKEN; return PASS
     return f"4,32 0 0 {_RANDOM},53 1 0 {int(share * 2**32)},6 0 0 {_TAKEN},6 0 0 {_PASS}"
+
+
+def _dropping_from(sources: Collection[str]) -> str:
+    """Returns a filter that takes the IPv4 packets of these addresses."""
+    count = len(sources)
+    # If the frame is no IPv4, pass; A = the source; if A is one of the addresses, take; pass.
+    found = ["40 0 0 12", f"21 0 {count + 1} 2048", "32 0 0 26"]
+    found += [f"21 {count - i} 0 {int(ipaddress.ip_address(source))}" for i, source in enumerate(sorted(sources))]
+    found += [f"6 0 0 {_PASS}", f"6 0 0 {_TAKEN}"]
+    return f"{len(found)},{','.join(found)}"
 
 
 @dataclass
@@ -78,6 +91,7 @@ class Link:
         self._inner, self._outer, self._port = f"v{number}", f"w{number}", f"p{number}"
         self._wire: subprocess.Popen[str] | None = None
         self._down = False
+        self._cut_from: set[str] = set()
         switch.configure(
             "ip",
             [
@@ -103,6 +117,26 @@ class Link:
         for direction in self._chosen(way):
             direction.is_cut = False
             direction.filter()
+
+    def cut_from(self, address: str) -> None:
+        """Nothing of the host with this address arrives any more, until `restore_from`. All others still reach this
+        host, and what this host sends still arrives there."""
+        self._cut_from.add(address)
+        self._filter_sources()
+
+    def restore_from(self, address: str) -> None:
+        """Ends a cut of `cut_from`."""
+        self._cut_from.discard(address)
+        self._filter_sources()
+
+    def _filter_sources(self) -> None:
+        what = f"dev {self._inner} egress prio 2"
+        if self._cut_from:
+            program = _dropping_from(self._cut_from)
+            command = f"filter replace {what} protocol all handle 1 bpf da bytecode '{program}'"
+        else:
+            command = f"filter del {what}"
+        self._switch.configure("tc", [command], force=not self._cut_from)
 
     def loss(self, share: float, way: Way = "both") -> None:
         """This share of the frames is lost, by chance. 0: none."""

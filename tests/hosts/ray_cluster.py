@@ -54,7 +54,7 @@ class RayCluster:
             "--disable-usage-stats",
         ]
         for left in reversed(range(_STARTS)):
-            ran = host.run(command, env=self._options, limit_s=120.0, check=not left)
+            ran = host.run(command, env=self._options, limit_s=500.0, check=not left)
             if not ran.returncode:
                 return
             assert _LATE in ran.stderr, f"{host.name}: {ran.stdout}\n{ran.stderr}"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.hosts.hosts import Hosts
-from tests.hosts.links import Way
+from tests.hosts.links import Way, Ways
 from tests.hosts.ray_cluster import RayCluster
 
 
@@ -53,6 +53,14 @@ class Harm:
     def restore(self, host: int) -> None:
         """See Link.restore."""
         self._hosts[host].link.restore()
+
+    def cut_between(self, one: int, other: int, ways: Ways) -> None:
+        """See Hosts.cut_between."""
+        self._hosts.cut_between(one, other, ways)
+
+    def restore_between(self, one: int, other: int) -> None:
+        """See Hosts.restore_between."""
+        self._hosts.restore_between(one, other)
 
     def loss(self, host: int, share: float) -> None:
         """See Link.loss."""

@@ -18,6 +18,7 @@ import pytest
 from tests.e2e.processes import wait_gone, wait_until
 from tests.hosts import spaces
 from tests.hosts.hosts import OWN, ROOT, Host, Hosts
+from tests.hosts.links import Ways
 
 NewHosts = Callable[[int], Hosts]
 
@@ -177,6 +178,30 @@ def test_a_cut_stops_one_direction_or_both(talkers: tuple[Program, Program]) -> 
     one.send(other, "lost")
     link.restore()
     for here, there in ((one, other), (other, one)):
+        here.send(there, "restored")
+        assert there.until("restored") == ["restored"]
+
+
+@pytest.mark.parametrize("ways", ["there", "back", "both"])
+def test_a_cut_between_two_hosts_leaves_the_third_alone(new_hosts: NewHosts, ways: Ways) -> None:
+    hosts = new_hosts(3)
+    talkers = [Program(host, TALKER) for host in hosts]
+    for one in talkers:
+        for other in talkers:
+            if one is not other:
+                one.send(other, "hello")
+                assert other.until("hello") == ["hello"]
+    hosts.cut_between(1, 2, ways)
+    first, *cut = talkers
+    passes = {("there", 2): True, ("back", 1): True}  # what is sent by this host
+    for here, there in ((1, 2), (2, 1)):
+        talkers[here].send(talkers[there], "between")
+        first.send(talkers[there], "passes")
+        assert talkers[there].until("passes") == (["between"] if passes.get((ways, here)) else []) + ["passes"]
+        talkers[here].send(first, "passes")
+        assert first.until("passes") == ["passes"]
+    hosts.restore_between(1, 2)
+    for here, there in (cut, cut[::-1]):
         here.send(there, "restored")
         assert there.until("restored") == ["restored"]
 

@@ -3,7 +3,7 @@
     python -m tests.transport.on_a_host WORKER HOST
 
 Each line on the standard input is answered by a line: an address connects to the peer, `look` says how many messages
-have come and whether all in order, `silent` for how many seconds the peer has not answered.
+have come and whether all in order, `silent` for how many seconds which peers have not answered.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
             if line == "look":
                 print(json.dumps([came, in_order]), flush=True)
             elif line == "silent":
-                print(json.dumps(transport.silent()), flush=True)
+                print(json.dumps({link.peer: link.for_s for link in transport.silent_links()}), flush=True)
             else:
                 transport.connect({1 - worker: line})
                 connected = True

@@ -16,6 +16,7 @@ from contextlib import suppress
 import pytest
 
 from penstock.runtime.transport import peer_links
+from penstock.runtime.transport.base import SilentLink
 from penstock.runtime.transport.certificates import JobCertificate
 from penstock.runtime.transport.framing import ACKNOWLEDGEMENT, FRAME_HEAD
 from penstock.runtime.transport.handshake import NotProved
@@ -108,7 +109,11 @@ def test_a_send_to_a_peer_that_cannot_be_reached_waits_in_the_region() -> None:
         a.receive()
         sent += 1
     assert 50 < sent < 100
-    wait_until(lambda: a.transport.silent()[1] > 0, "it is known to be silent")
+    told: list[SilentLink] = []
+    wait_until(lambda: told.extend(a.transport.silent_links()) or told, "it is known to be silent")
+    (silent,) = told
+    assert (silent.peer, silent.worked, silent.refused) == (1, False, False)
+    assert silent.process in b.transport.address
     assert not a.transport.send(1, sent, (b"x" * 100,))
     assert b.mail == []
     proxy.cut_share = 0.0
@@ -116,7 +121,7 @@ def test_a_send_to_a_peer_that_cannot_be_reached_waits_in_the_region() -> None:
         a.receive()
         b.receive()
     assert [task for task, _ in b.mail] == list(range(sent))
-    wait_until(lambda: a.transport.silent()[1] == 0, "it answers")
+    wait_until(lambda: not a.transport.silent_links(), "it answers")
     proxy.close()
     a.transport.close()
     b.transport.close()
@@ -192,7 +197,7 @@ def test_an_idle_connection_sends_nothing(net: Network) -> None:
         end.receive()
         poll.register(end.transport.fileno(), select.POLLIN)
     assert not poll.poll(1200)
-    assert [end.transport.silent() for end in net.ends] == [{1: 0.0}, {0: 0.0}]
+    assert [end.transport.silent_links() for end in net.ends] == [[], []]
 
 
 def test_the_system_tells_what_a_connection_carries_and_for_how_long_its_peer_had_no_room(net: Network) -> None:
@@ -716,3 +721,19 @@ def test_a_late_connection_of_a_process_that_was_dropped_is_closed(bad: BadPeer)
 def test_a_key_has_some_length() -> None:
     with pytest.raises(ValueError, match="at least 16 bytes"):
         TcpTransport(0, b"short", LOCAL)
+
+
+def test_a_peer_whose_process_is_stopped_does_not_look_like_one_that_is_cut_off() -> None:
+    """Its kernel takes connections, and nobody answers them."""
+    a = TcpTransport(0, KEY, LOCAL)
+    with socket.create_server((LOCAL, 0)) as stopped:
+        a.connect({1: f"tcp://{LOCAL}:{stopped.getsockname()[1]}/{bytes(16).hex()}"})
+        held = [stopped.accept()[0]]
+        (target,) = a._links._targets.values()
+        while time.monotonic() - target.heard_at < 2 * peer_links._TOLD_S:
+            held.append(stopped.accept()[0])
+            assert a.silent_links() == []
+        for connection in held:
+            connection.close()
+    wait_until(lambda: any(link.refused for link in a.silent_links()), "nobody takes connections any more")
+    a.close()

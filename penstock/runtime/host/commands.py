@@ -55,6 +55,15 @@ class KillProcess:
 
 
 @dataclass(frozen=True)
+class GiveUpMachine:
+    """Take all processes on this machine for dead, and end them. Their successors start elsewhere, if there is room.
+    `process_died` reports the end of each worker. Does nothing to a machine that is lost already."""
+
+    machine: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Call:
     """Let a worker do this, after all earlier calls to the same process. The answer is `answered` or `refused`."""
 
@@ -173,6 +182,7 @@ class EndJob:
 HostCommand = (
     StartProcess
     | KillProcess
+    | GiveUpMachine
     | Call
     | TellAll
     | SaveManifest

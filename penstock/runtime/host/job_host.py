@@ -24,8 +24,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +35,7 @@ from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQuiet
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
+from penstock.runtime.host.broken_links import BrokenLinks, Pair, Station, all_pairs, pairs_of
 from penstock.runtime.host.commands import (
     Call,
     CommitSinkRecords,
@@ -42,6 +43,7 @@ from penstock.runtime.host.commands import (
     CopySavepointAndStop,
     EndJob,
     FindOlder,
+    GiveUpMachine,
     HostCommand,
     JobEnd,
     KillProcess,
@@ -60,6 +62,7 @@ from penstock.runtime.host.driver_requests import (
     StopRequest,
 )
 from penstock.runtime.host.job_state import JobLife, JobState
+from penstock.runtime.host.network import Network
 from penstock.runtime.host.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
 from penstock.runtime.host.status import StatusBuilder
 from penstock.runtime.host.worker_lives import WorkerLives
@@ -67,7 +70,7 @@ from penstock.runtime.operators.resources import told_needs
 from penstock.runtime.program.bound_tasks import check_reserved
 from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
-from penstock.runtime.transport.base import PeerGone
+from penstock.runtime.transport.base import PeerGone, SilentLink
 from penstock.runtime.worker.blackbox import Crash, Note, Suspects
 from penstock.runtime.worker.run_loop import LoopEnded
 
@@ -100,6 +103,9 @@ class HostOptions:
     hang_timeout_s: float = 60.0
     flow: Flow | None = None  # the flow of a job with epochs, so that it can be planned again
     relays: bool = False  # whether workers may be on several machines, so that relays can be of use
+    network: Network = field(default_factory=Network)
+    machine: str = ""  # the machine of the JobMaster
+    again: bool = False  # whether the job runs on after the death of its JobMaster
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,10 @@ class JobHost:
         self.status = StatusBuilder(self.plan)
         self.status.place(self.placed, [])
         self._relays = RelayKeeper(plan.name, earlier) if options.relays else None
+        network = options.network
+        self._links = BrokenLinks(
+            network.node_timeout_s, options.hang_timeout_s, options.machine, (network.first_port, network.last_port)
+        )
         self.life = JobLife(f"job {plan.name!r}")
         self.end: JobEnd | None = None
         self._state_before_end = self.life.state
@@ -191,13 +201,14 @@ class JobHost:
         self._obey(self.coordinator.tick(now), now)
         if self._relays is not None:
             self._keep_relays(self._relays.tick(now))
+        self._look_at_links(now)
         return self._settled(now)
 
     def due(self) -> float | None:
         """Returns when `tick` must be called, or None when this depends on the next event."""
         if self.end is not None:
             return None
-        times = [self.coordinator.due()]
+        times = [self.coordinator.due(), self._links.due()]
         if self._relays is not None:
             times.append(self._relays.due())
         if not self._removing:
@@ -364,6 +375,7 @@ class JobHost:
         """Notes that the worker's present process does nothing more. `then` is called before anything that waited for
         its answers."""
         self.lives.over(worker)
+        self._links.over(worker)
         gone = [handler for of, handler in self._calls.values() if of == worker]
         self._calls = {number: call for number, call in self._calls.items() if call[0] != worker}
         for handler in gone:
@@ -404,6 +416,42 @@ class JobHost:
                 now,
             )
         return self._settled(now)
+
+    def links_said(self, worker: int, incarnation: int, links: Collection[SilentLink], now: float) -> list[HostCommand]:
+        """Takes which peers do not answer a worker; all others do."""
+        if self.end is None and self._is_present(worker, incarnation, "word of links", now):
+            stations = {
+                info["index"]: Station(info["machine"], info["name"], info["host"], info["address"])
+                for info in self.lives.infos()
+                if info["index"] in self.running
+            }
+            self._links.said(worker, links, stations, now)
+        return self._settled(now)
+
+    def _look_at_links(self, now: float) -> None:
+        """Gives up machines to which a link that the job needs stays silent, or lets the job fail."""
+        due = self._links.due()
+        if due is None or now < due or self.end is not None:
+            return
+        ran = self._options.again or self._completed_at is not None
+        found = self._links.look(self._needed_links(), now, runs=ran)
+        if isinstance(found, str):
+            self._fail(JobEnd("FAILED", found), now)
+            return
+        for one in found:
+            logger.warning("job %s: %s", self.plan.name, one.reason)
+            self._note(now, one)
+            self._out.append(GiveUpMachine(one.machine, one.reason))
+
+    def _needed_links(self) -> set[Pair]:
+        """Returns the machines between whose processes something goes, or may have to go."""
+        machines = {info["index"]: info["machine"] for info in self.lives.infos() if info["index"] in self.running}
+        if not self._options.has_store:  # at their end, the workers wait until all others have heard of it
+            return all_pairs(machines.values())
+        if self.coordinator.state in ("FINISHING", "ENDED"):
+            return set()
+        relays = set() if self._relays is None else self._relays.machines()
+        return pairs_of(self.plan, self.placed, machines) | all_pairs(relays)
 
     def answered(self, worker: int, incarnation: int, number: int, answer: Any, now: float) -> list[HostCommand]:
         """Notes that a worker has done what a Call asked for."""
@@ -1033,7 +1081,12 @@ class JobHost:
         reports = [report for report in reports if report["index"] in self.running]
         silent = {worker: silent_s for worker, silent_s in silent.items() if worker in self.running}
         built = self.status.build(state.value, reports, wall, silent)
-        return {**built, "epochs": {**built["epochs"], **self.epochs_status(now)}, "relays": self.relays_status()}
+        return {
+            **built,
+            "epochs": {**built["epochs"], **self.epochs_status(now)},
+            "relays": self.relays_status(),
+            "links": self._links.status(now),
+        }
 
     def epochs_status(self, now: float) -> dict[str, Any]:
         """Returns what the status says about epochs, except for what the store keeper knows."""

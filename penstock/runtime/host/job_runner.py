@@ -42,6 +42,7 @@ from penstock.runtime.host.commands import (
     CopySavepointAndStop,
     EndJob,
     FindOlder,
+    GiveUpMachine,
     HostCommand,
     JobEnd,
     KillProcess,
@@ -60,11 +61,12 @@ from penstock.runtime.host.job_host import HostOptions, JobHost
 from penstock.runtime.host.job_state import JobState
 from penstock.runtime.host.linger import Driver, Drivers
 from penstock.runtime.host.links import AllWorkers, Link
+from penstock.runtime.host.machine import machine_id
 from penstock.runtime.host.network import Network
 from penstock.runtime.host.opening import STORE_RETRY_S, Opening, sinks_of
 from penstock.runtime.host.processes import CannotStart, ProcessDied, Processes, RelayStarter, WorkerHandle
 from penstock.runtime.host.relay_runner import RelayRunner
-from penstock.runtime.host.reporting import Report
+from penstock.runtime.host.reporting import LinksReport, Report
 from penstock.runtime.host.resequencer import Resequencer
 from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, hook_words, outage_words
 from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
@@ -516,6 +518,12 @@ class JobRunner:
             if isinstance(said, EncodedSinkRecords):
                 self._keep(said)
                 continue
+            if isinstance(said, LinksReport):
+                links = said.links
+                self._events.put(
+                    lambda host, links=links: host.links_said(worker, incarnation, links, time.monotonic())  # type: ignore[misc]
+                )
+                continue
             for event in said:
                 self._events.put(
                     lambda host, event=event: host.said(worker, incarnation, event, time.monotonic())  # type: ignore[misc]
@@ -649,6 +657,9 @@ class JobRunner:
                 options.hang_timeout_s,
                 options.flow,
                 starter is not None,
+                options.network,
+                machine_id(),
+                carrier.again,
             ),
             placing,
             found,
@@ -749,6 +760,11 @@ class JobRunner:
                 threading.Thread(target=self._start, args=(command, packed), name="penstock-start", daemon=True).start()
             elif isinstance(command, KillProcess):
                 self._handles[command.worker].kill()
+            elif isinstance(command, GiveUpMachine):
+                assert self._processes is not None
+                arguments = (command.machine, command.reason)
+                target = self._processes.give_up
+                threading.Thread(target=target, args=arguments, name="penstock-give-up", daemon=True).start()
             elif isinstance(command, TellAll):
                 self._workers.standing_request(command.what, *command.arguments)
             elif isinstance(command, SaveManifest):

@@ -89,6 +89,11 @@ class Processes(Protocol):
         died just takes longer to come back."""
         ...
 
+    def give_up(self, machine: str, reason: str) -> None:
+        """Takes all processes on a machine for dead, and ends them: `run` of each raises ProcessDied with the reason.
+        Their successors start elsewhere, if there is room."""
+        ...
+
     def clocks(self) -> dict[int, int]:
         """Returns how far the clock of each worker's machine is ahead of this machine's, in ns, by worker. A worker
         that is missing is on this machine, or its clock is not known yet."""

@@ -209,6 +209,10 @@ class RelayKeeper:
                 found.append({"number": number, "node_id": home.node_id, "state": state, "pid": pid})
         return sorted(found, key=lambda entry: entry["number"])
 
+    def machines(self) -> set[str]:
+        """Returns the machines whose relays workers use."""
+        return {machine for machine, home in self._homes.items() if home.relay is not None and home.relay.usable}
+
     # --- after each event --------------------------------------------------------------------------------------------
 
     def _settled(self, now: float) -> list[RelayCommand]:

@@ -1,5 +1,5 @@
-"""Reports: what a worker tells the JobMaster. These are the records of its Collect and Console sinks, and what has
-become of its tasks' parts of epochs.
+"""Reports: what a worker tells the JobMaster. These are the records of its Collect and Console sinks, what has become
+of its tasks' parts of epochs, and which links to other workers are silent.
 
 Only a limited number of reports with records is under way, so a sink that is faster than the JobMaster waits. Reports
 must never overtake each other, so they are numbered.
@@ -11,11 +11,13 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from penstock.runtime.epochs.participant import EpochReport
 from penstock.runtime.host.collected import EncodedSinkRecords
 from penstock.runtime.records.codec import encode
+from penstock.runtime.transport.base import SilentLink
 from penstock.runtime.worker.wiring import SinkRecords
 
 # The number of reports with records that may be under way to the JobMaster before a sink waits. It limits the memory on
@@ -28,8 +30,16 @@ _RETRY_S = 1.0
 # The time between a worker's first snapshot of an epoch and the writing of it.
 _GATHER_S = 0.005
 
+
+@dataclass(frozen=True)
+class LinksReport:
+    """The peers that do not answer; all others do."""
+
+    links: list[SilentLink]
+
+
 #: What a worker tells the JobMaster.
-Report: TypeAlias = EncodedSinkRecords | list[EpochReport]
+Report: TypeAlias = EncodedSinkRecords | LinksReport | list[EpochReport]
 
 
 class ReportSender(Protocol):

@@ -2,7 +2,7 @@
 earlier ones.
 
     {name, state, error, waits_for, started_ms (since 1970), uptime_s, running_s (since all workers had started),
-     master_silent_s, spares, relays, epochs, placement, dual,
+     master_silent_s, spares, relays, links, epochs, placement, dual,
      operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, waiting,
                         busy, cpu, latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, cpu, records_in, records_out}],
@@ -16,17 +16,18 @@ them must know what the job has and how far it is. The parts of which a job has 
 
 `waits_for` says what a job that starts waits for. Later it is None, unless the open() or close() of an operator does
 not return (`hook_words`). `spares` is the number of spare processes that are ready. `relays` has a dict for each relay
-(docs/cluster.md). `queued` is the number of records in the inboxes of an operator's tasks, and `waiting` that of all
-records that wait for the operator, with those that its source has not read and those that its senders hold back
-(runtime/worker/waiting.py). Operators that are fused into one chain share both, which stand at the first of them.
-`busy` is the share of the time since the last look in which its task ran, and `cpu` the cores that it used, with the
-threads that its functions have started (runtime/worker/processor_time.py). Of a worker, `cpu` and `cpu_wait` are the
-parts of the time in which its thread used a core and waited for one, and `cpu_threads` is the number of cores that
-threads of the job's functions used. The `latency_ms` of an operator is the age of records, since they entered the job,
-when its task had processed them, over the last five to ten seconds; that of the job is the same for its sinks. A batch
-counts with the age of its oldest record. `silent_s` says for how long a worker has not answered, when a status had to
-do without its answer, and is 0.0 when it has answered. The counters of a silent worker are those that it reported last.
-`mixing` is what runtime/program/mixing.py finds in the plan.
+(docs/cluster.md), and `links` one for each link between workers that is silent (host/broken_links.py). `queued` is the
+number of records in the inboxes of an operator's tasks, and `waiting` that of all records that wait for the operator,
+with those that its source has not read and those that its senders hold back (runtime/worker/waiting.py). Operators that
+are fused into one chain share both, which stand at the first of them. `busy` is the share of the time since the last
+look in which its task ran, and `cpu` the cores that it used, with the threads that its functions have started
+(runtime/worker/processor_time.py). Of a worker, `cpu` and `cpu_wait` are the parts of the time in which its thread used
+a core and waited for one, and `cpu_threads` is the number of cores that threads of the job's functions used. The
+`latency_ms` of an operator is the age of records, since they entered the job, when its task had processed them, over
+the last five to ten seconds; that of the job is the same for its sinks. A batch counts with the age of its oldest
+record. `silent_s` says for how long a worker has not answered, when a status had to do without its answer, and is 0.0
+when it has answered. The counters of a silent worker are those that it reported last. `mixing` is what
+runtime/program/mixing.py finds in the plan.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def no_status(name: str, state: str, error: str | None = None) -> dict[str, Any]
         "tasks": [],
         "workers": [],
         "relays": [],
+        "links": [],
         "spares": 0,
         "epochs": {
             "complete": 0,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import platform
 import threading
 import time
 import traceback
@@ -29,11 +30,12 @@ from penstock.runtime.errors import ProgramNotLoaded, RecordError, describe
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
 from penstock.runtime.host.control import ControlServer
 from penstock.runtime.host.hangs import Process, watch_master
+from penstock.runtime.host.link_watch import watch_links
 from penstock.runtime.host.loading import load_program
 from penstock.runtime.host.loop_thread import prepare_loop_thread
 from penstock.runtime.host.machine import machine_id
 from penstock.runtime.host.network import Network, make_transport
-from penstock.runtime.host.reporting import Reporter, ReportSender, SnapshotWriter
+from penstock.runtime.host.reporting import LinksReport, Reporter, ReportSender, SnapshotWriter
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.patience import Patience
 from penstock.runtime.program.plan import Plan
@@ -99,6 +101,7 @@ class WorkerProcess:
         self._transport: PeerTransport | None = None
         self._participant: Participant | None = None
         self._bridge: tuple[str, Bridge] | None = None
+        self._over = threading.Event()  # the run loop has ended
         self._halted = False
         self._cancelled_after: int | None = None
         self._stopped = False
@@ -155,6 +158,8 @@ class WorkerProcess:
             "pid": os.getpid(),
             "node_id": node,
             "machine": machine_id(),
+            "name": platform.node(),
+            "host": host,
             "address": self._transport.address,
             "control": self._control.end,
             "blackbox": self._box.address,
@@ -198,6 +203,9 @@ class WorkerProcess:
                 ProcessorTime(self._own_threads),
                 Patience(),
             )
+            if self._options.network is not None:
+                send = self._reporter.send
+                watch_links(self._transport.silent_links, lambda links: send(LinksReport(links)), self._over)
             if master is not None:
                 watch_master(master.process, lambda: self._control.heard, master.limit_s, plan.name)
         except Exception as error:
@@ -233,6 +241,7 @@ class WorkerProcess:
             outcome = self._outcome(error)
         else:
             outcome = Outcome(self._index)
+        self._over.set()
         return replace(outcome, status=self.status())
 
     # --- answered by control threads ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.transport.hop_meter import HopMeter
@@ -35,6 +35,20 @@ class LinkLoad:
     rate: float
     full: bool
     held_s: float
+
+
+@dataclass(frozen=True)
+class SilentLink:
+    """A peer that does not answer over the network. `process`: a part of the peer's address that no other process has.
+    `at`: where the peer listens, as host:port. `worked`: the peer has answered before. `refused`: nobody listens there,
+    as when the process has died. `for_s`: the time since the peer's machine was last heard."""
+
+    peer: int
+    process: str
+    at: str
+    worked: bool
+    refused: bool
+    for_s: float = field(compare=False)
 
 
 class Transport(ABC):
@@ -142,6 +156,11 @@ class PeerTransport(Transport):
     def links(self) -> dict[int, LinkLoad]:
         """Returns what the system says of the connections to peers of other machines, as far as it knows."""
         return {}
+
+    def silent_links(self) -> list[SilentLink]:
+        """Returns the connected peers that do not answer over a network. A peer whose process is stopped or busy is not
+        among them, because its machine answers. Any thread may call this."""
+        return []
 
 
 class NetworkTransport(PeerTransport):

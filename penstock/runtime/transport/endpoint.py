@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from penstock.runtime.transport.certificates import Credentials
 
 _TCP = "tcp://"
-_BACKLOG = 128
+# A process that is stopped for a minute gets some connections a second from each peer: as long as they find room here,
+# its machine does not look like one that is cut off.
+_BACKLOG = 1024
 
 # An idle connection is probed after this time, and then in this interval. It ends when as many probes, or the bytes
 # that were sent, have had no answer for _SILENT_S.

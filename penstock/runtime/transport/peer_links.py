@@ -8,7 +8,9 @@ process that has not proved itself reaches the run loop.
 The sender connects, for each stream. It knows best what is outstanding, and each direction mends itself. Whether a peer
 answers is what the kernel knows about the connection: bytes and probes that have had no acknowledgement. So an idle
 connection costs no message of its own, and a peer whose run loop is busy for minutes does not look like one that is cut
-off. While a peer does not answer, new connections are tried again and again beside the old one, because TCP itself asks
+off. Nor does a peer whose process is stopped: its kernel takes connections, and only their handshakes wait.
+
+While a peer does not answer, new connections are tried again and again beside the old one, because TCP itself asks
 after ever longer times. The first one that the peer answers replaces the old one.
 """
 
@@ -29,7 +31,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.runtime.backoff import Backoff
-from penstock.runtime.transport.endpoint import family, host_and_port
+from penstock.runtime.transport.base import SilentLink
+from penstock.runtime.transport.endpoint import family, host_and_port, tcp_address
 from penstock.runtime.transport.handshake import NotProved
 from penstock.runtime.transport.peer_handshake import Admitting, Introducing, Process
 from penstock.runtime.transport.strangers import Told, refusal
@@ -47,6 +50,8 @@ _ACCEPT_AGAIN_S = 0.1
 # How often connections are looked at, and the silence after which a new connection is tried.
 _LOOK_S = 0.5
 _SILENT_S = 0.6
+# The silence after which a link is told of.
+_TOLD_S = 1.5
 # Connections are tried in an interval that grows with the time since the peer was last heard, up to a limit. Each one
 # has _TRY_S, for peers that are far away, so several are tried at once.
 _AGAIN_FIRST_S = 0.01
@@ -135,6 +140,11 @@ class _Meeting:
             return select.EPOLLOUT if talk.output else select.EPOLLIN
 
     @property
+    def taken(self) -> bool:
+        """Whether the peer's machine has taken the connection, so that only its process has yet to answer."""
+        return not self._connecting
+
+    @property
     def unknown(self) -> bool:
         """Whether a peer cannot know yet that this end is no stranger, because TLS comes before its first word."""
         return self.target is not None and self._tls is not None
@@ -155,6 +165,7 @@ class _Target:
     address: tuple[str, int]
     capacity: int
     heard_at: float  # the last time at which it was known to answer
+    worked: bool = False  # it has answered
     connection: Connection | None = None
     silent: bool = True
     refused: bool = False  # nobody listens at its address
@@ -218,12 +229,18 @@ class PeerLinks:
         were not, as with a peer that does not keep to the protocol, there are pauses."""
         self._do(lambda: self._lost(worker, connection, useful))
 
-    def silent(self) -> dict[int, float]:
-        """Returns for how many seconds each worker has not answered; 0: it answers."""
+    def silent_links(self) -> list[SilentLink]:
+        """See PeerTransport."""
         now = time.monotonic()
-        return {
-            worker: now - target.heard_at if target.silent else 0.0 for worker, target in list(self._targets.items())
-        }
+        found = []
+        for worker, target in list(self._targets.items()):
+            for_s = now - target.heard_at
+            taken = any(meeting.taken for meeting in target.tries[:])
+            if target.silent and for_s >= _TOLD_S and not taken:
+                process = target.peer.incarnation.hex()
+                at = tcp_address(*target.address).removeprefix("tcp://")
+                found.append(SilentLink(worker, process, at, target.worked, target.refused, for_s))
+        return found
 
     def refused(self) -> set[int]:
         """Returns the workers at whose addresses nobody listens."""
@@ -448,6 +465,7 @@ class PeerLinks:
                 self._leave(other)
             target.connection = connection
             target.silent = target.refused = False
+            target.worked = True
             target.heard_at = time.monotonic()
             self._arrived.append(Link(target.peer, connection, False, 0, target.capacity))
         self._ring()

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from penstock.runtime.transport.base import Buffer, LinkLoad, NetworkTransport, PeerTransport
+from penstock.runtime.transport.base import Buffer, LinkLoad, NetworkTransport, PeerTransport, SilentLink
 from penstock.runtime.transport.choose import Abilities, Kind, choose
 from penstock.runtime.transport.hop_meter import HopMeter, Step
 from penstock.runtime.transport.shm import ShmTransport
@@ -119,6 +119,9 @@ class RoutedTransport(PeerTransport):
 
     def links(self) -> dict[int, LinkLoad]:
         return {peer: load for far in self._far for peer, load in far.links().items()}
+
+    def silent_links(self) -> list[SilentLink]:
+        return [link for far in self._far for link in far.silent_links()]
 
     def drop(self, workers: Iterable[int]) -> dict[int, int]:
         gone = list(workers)

@@ -8,7 +8,7 @@ the region, and leaves when there is room.
 
 When a connection breaks, or its peer does not answer for some time, a new one is made (peer_links.py), and the sender
 continues where the receiver is (send_stream.py). So a cut of seconds is a pause. It is no error when a peer cannot be
-reached: `silent` says for how long it has been so, and whoever decides that a worker is lost drops it.
+reached: `silent_links` says so, the JobHost decides which worker is lost, and the others then drop it.
 
 Who connects must prove that it belongs to the job, and names the process that it means (peer_handshake.py). The proof
 authenticates the peers when they connect. What they send is neither encrypted nor protected against somebody who
@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from penstock.runtime.transport.base import Buffer, LinkLoad, NetworkTransport
+from penstock.runtime.transport.base import Buffer, LinkLoad, NetworkTransport, SilentLink
 from penstock.runtime.transport.endpoint import Ports, listen
 from penstock.runtime.transport.framing import (
     ACKNOWLEDGEMENT,
@@ -146,11 +146,9 @@ class TcpTransport(NetworkTransport):
         """See NetworkTransport."""
         return self._epoll.fileno()
 
-    def silent(self) -> dict[int, float]:
-        """Returns for how many seconds each connected worker has not answered; 0: it answers. Any thread may call
-        this."""
-        silent = self._links.silent()
-        return {worker: silent.get(worker, 0.0) for worker in list(self._peers)}
+    def silent_links(self) -> list[SilentLink]:
+        """See PeerTransport."""
+        return self._links.silent_links()
 
     def sent_bytes(self) -> dict[int, int]:
         """See PeerTransport."""
