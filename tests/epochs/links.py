@@ -3,9 +3,10 @@ connections between processes of different nodes.
 
 Within a node a process has an inbox of limited room, in which the others put their messages, as in a ring. Between
 nodes each process has the real TcpTransport, over connections that are simulated: bytes arrive after a delay, a
-connection breaks at any byte, and a *line*, which is one direction between two nodes, may be cut for a while. What is
-written to a connection meanwhile arrives later, or the connection is replaced by another one. Nothing that the two ends
-have promised may depend on which of both happens: while both processes live, every message comes once, and in order.
+connection breaks at any byte, and a *line*, which is one direction between two nodes, may be cut for a while, or for
+good. What is written to a connection meanwhile arrives later, or the connection is replaced by another one. Nothing
+that the two ends have promised may depend on which of both happens: while both processes live, every message comes
+once, and in order. Each process knows which of its peers do not answer.
 
 The network has a list of what will happen and when. It has no clock of its own.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import os
 import random
 import select
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.runtime.transport.base import Buffer, LinkLoad, Transport
+from penstock.runtime.transport.base import Buffer, LinkLoad, SilentLink, Transport
 from penstock.runtime.transport.framing import FrameDecoder
 from penstock.runtime.transport.peer_handshake import INCARNATION_BYTES
 from penstock.runtime.transport.peer_handshake import Process as Peer
@@ -37,6 +39,8 @@ BELL = -2
 #: A frame that is larger gets a buffer of its own.
 BUFFER_BYTES = 4096
 REGION_MOST = 1 << 16
+#: The silence after which a process knows of it, as a share of the one after which a node is lost.
+TOLD_SHARE = 0.3
 
 
 @dataclass(eq=False)
@@ -47,6 +51,7 @@ class Node:
     ahead_ns: int = 0
     slow: float = 0.0
     paused_until: float = 0.0
+    died_at: float | None = None
 
 
 @dataclass(eq=False)
@@ -55,6 +60,7 @@ class Line:
 
     delay_s: float
     cut_until: float = 0.0
+    cut_since: float = 0.0
 
 
 class Inbox:
@@ -102,8 +108,17 @@ class Network:
         """Whether nothing gets from a node to another one now."""
         return a is not b and self.line(a, b).cut_until > self.now()
 
+    def silent_s(self, a: Node, b: Node) -> float:
+        """For how long a node has had no answer of another one; 0: it has."""
+        now = self.now()
+        lines = (self.line(a, b), self.line(b, a))
+        cut = [now - line.cut_since for line in lines if line.cut_until > now]
+        return max([*cut, 0.0 if b.died_at is None else now - b.died_at, 0.0])
+
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Does something at this time."""
+        """Does something at this time, which may be never."""
+        if when == math.inf:
+            return
         heapq.heappush(self._due, (when, next(self.numbers), action))
 
     def next(self) -> float | None:
@@ -119,8 +134,11 @@ class Network:
     # --- what goes wrong -----------------------------------------------------------------------------------------
 
     def cut(self, a: Node, b: Node, until: float) -> None:
-        """Lets nothing through from a node to another one. Afterwards connections go on, or are replaced."""
+        """Lets nothing through from a node to another one, perhaps for good. Afterwards connections go on, or are
+        replaced."""
         line = self.line(a, b)
+        if line.cut_until <= self.now():
+            line.cut_since = self.now()
         line.cut_until = max(line.cut_until, until)
         for pipe in list(self.pipes):
             for side in (pipe.dialer, pipe.answerer):
@@ -332,6 +350,7 @@ class _FarLinks:
     def __init__(self, own: Ends) -> None:
         self._own = own
         self._wanted: dict[int, tuple[Peer, int]] = {}
+        self._worked: set[Peer] = set()
 
     def want(self, peer: Peer, host: str, port: int, capacity: int) -> None:
         self._wanted[peer.worker] = (peer, capacity)
@@ -366,6 +385,7 @@ class _FarLinks:
             if out is not None and out.connection is not None and not beside:
                 return
             pipe = Pipe(network, own, answerer)
+            self._worked.add(peer)
             network.counts["connections"] += 1
             capacity = wanted[1] if out is None else out.stream.region.capacity
             answerer.arrives(Link(own.peer, pipe.answerer, True, next(network.numbers), capacity))  # type: ignore[arg-type]
@@ -373,8 +393,16 @@ class _FarLinks:
 
         network.at(when, answered)
 
-    def silent(self) -> dict[int, float]:
-        return {}
+    def silent_links(self) -> list[SilentLink]:
+        own, network = self._own, self._own.network
+        found = []
+        for worker, (peer, _) in self._wanted.items():
+            other = network.of[peer.incarnation]
+            for_s = network.silent_s(own.node, other.node)
+            if for_s > network.faults.node_timeout_s * TOLD_SHARE:
+                at = f"node {other.node.number}"
+                found.append(SilentLink(worker, other.address, at, peer in self._worked, False, for_s))
+        return found
 
     def refused(self) -> set[int]:
         return set()
@@ -436,7 +464,7 @@ class Ends(Transport):
         self._near: dict[int, Ends] = {number: self}  # by number: the processes that it has connected to
         self._rng = rng
         self._mixed = network.faults.mixed
-        self.address = f"{number}/{life}"
+        self.address = f"<{number}/{life}>"  # no part of another one
         if far:
             self.far = _Tcp(self, min(REGION_MOST, max(4096, 1 << (2 * capacity - 1).bit_length())))
         network.lives[self.address] = network.of[self.peer.incarnation] = self
@@ -448,6 +476,10 @@ class Ends(Transport):
     def links(self) -> dict[int, LinkLoad]:
         """There is no system to ask."""
         return {}
+
+    def silent_links(self) -> list[SilentLink]:
+        """See PeerTransport."""
+        return self.far_links.silent_links()
 
     def ring(self) -> None:
         """There may be something to do."""

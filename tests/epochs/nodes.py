@@ -3,22 +3,28 @@
 The JobMaster is on a node too. A node that cannot answer it for `node_timeout_s`, because a line between the two is cut
 or the node is paused, is lost: its workers are dead to the JobHost, whatever they do. They find out by themselves,
 sooner or later than the JobMaster, that they hear nothing any more, and end. Until then they go on, and reach whom they
-can. A shorter cut is a pause. A line between two other nodes may be cut for any time; nobody is lost by that. A node
-may also die, with all its processes, the JobMaster among them. The workers of a node that is lost or dead start on
-other nodes, or on one that is added.
+can. A shorter cut is a pause.
+
+A line between two other nodes may be cut for any time, and for good. The processes tell the JobHost, which may give up
+a node, but only when it has heard of the cut for as long, without a pause of its own, and of nothing else since.
+
+A node may also die, with all its processes, the JobMaster among them. The workers of a node that is lost or dead start
+on other nodes, or on one that is added.
 
 A cluster of one node has none of all this.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING
 
-from tests.epochs.links import Network, Node
+from penstock.runtime.transport.base import SilentLink
+from tests.epochs.links import TOLD_SHARE, Network, Node
 
 if TYPE_CHECKING:
-    from tests.epochs.sim import EpochCluster
+    from tests.epochs.sim import EpochCluster, Process
 
 
 class Nodes:
@@ -40,6 +46,16 @@ class Nodes:
         self._silent_since: dict[Node, float] = {}
         self.cuts, self.breaks = faults.cuts, faults.breaks  # how many there will be
         self.kills, self.pauses = faults.node_kills, faults.node_pauses
+        self.partial_cuts = faults.partial_cuts
+        self._cutting = random.Random(f"partial cuts {cluster.seed}")
+        self._telling = False  # whether processes look at their links
+        self._tell_until = 0.0
+        self._told: dict[Process, list[SilentLink]] = {}  # what each has told last
+        self._heard: dict[Process, list[SilentLink]] = {}  # what the JobHost has heard last
+        #: The nodes between which a link is silent, by what the JobHost has heard, and for how long it has known this
+        #: while it was not paused.
+        self._known_s: dict[frozenset[Node], float] = {}
+        self._counted_at = 0.0
         for worker in range(faults.workers):
             self._of[worker] = self.usable[worker % faults.nodes] if faults.evenly else self.rng.choice(self.usable)
 
@@ -119,6 +135,8 @@ class Nodes:
         rng, faults = self.rng, self._faults
         if self.cuts and rng.random() < faults.cut_rate:
             self._cut()
+        if self.partial_cuts and self._cutting.random() < faults.cut_rate:
+            self._cut_two()
         if self.breaks and rng.random() < faults.cut_rate and self._network.break_some():
             self.breaks -= 1
         if self.kills and rng.random() < faults.cut_rate / 4:
@@ -148,7 +166,118 @@ class Nodes:
         cluster.story.append((cluster.now, f"CUT node {node.number} and {told} for {seconds:.4f}, ways: {ways}"))
         self._watch_all(seconds)
 
+    def _cut_two(self) -> None:
+        """Two nodes do not reach each other any more, while both reach the JobMaster, or only one of them does not
+        reach the other: for a while, or for good."""
+        rng, cluster, network = self._cutting, self._cluster, self._network
+        used = {process.node for process in cluster.live} - {self.master}
+        if len(used) < 2:
+            return
+        self.partial_cuts -= 1
+        a, b = rng.sample(sorted(used, key=lambda node: node.number), 2)
+        seconds = rng.choice((math.inf, rng.random() * 4 * self._faults.node_timeout_s))
+        ways = rng.choice(("both", "both", "there"))
+        for one, other in ((a, b), (b, a)) if ways == "both" else ((a, b),):
+            network.cut(one, other, cluster.now + seconds)
+        cluster.counts["partial cuts for good" if seconds == math.inf else "partial cuts"] += 1
+        cluster.story.append((cluster.now, f"CUT nodes {a.number} and {b.number} for {seconds:.4f}, ways: {ways}"))
+        self._watch_all(seconds)
+
+    # --- links that are silent -----------------------------------------------------------------------------------
+
+    def look_at_links(self) -> None:
+        """Links may be silent: processes look for a while, and for as long as something is cut for a while."""
+        limit_s = self._faults.node_timeout_s
+        self._tell_until = max(self._tell_until, self._cluster.now + 3 * TOLD_SHARE * limit_s)
+        if not self._telling:
+            self._telling = True
+            self._cluster._after(limit_s / 10, self._look_at_links, masters=False)
+
+    def _look_at_links(self) -> None:
+        """The processes look at their links, and tell what has changed."""
+        cluster = self._cluster
+        self._telling = False
+        changing = any(cluster.now < line.cut_until < math.inf for line in self._network.lines())
+        for process in cluster.live:
+            if process.paused_until > cluster.now:
+                changing = True
+                continue
+            found = process.transport.silent_links()
+            if found == self._told.get(process, []):
+                continue
+            changing = True
+            self._told[process] = found
+            process.inbox.quiet = False
+            cluster.counts["words of links"] += 1
+            process.said.append(lambda process=process, found=found: cluster.hears_of_links(process, found))  # type: ignore[misc]
+        if changing:
+            self.look_at_links()
+        elif cluster.now < self._tell_until:
+            self._telling = True
+            cluster._after(self._faults.node_timeout_s / 10, self._look_at_links, masters=False)
+
+    def heard(self, process: Process, links: list[SilentLink]) -> None:
+        """The JobHost hears what a process tells of its links."""
+        self.count_time()
+        self._heard[process] = links
+        self._keep_known()
+
+    def died(self, process: Process) -> None:
+        """The JobHost hears of the death of a process."""
+        self.count_time()
+        self._heard.pop(process, None)
+        self._told.pop(process, None)
+        self._keep_known()
+
+    def _keep_known(self) -> None:
+        present = {process.transport.address: process.node for process in self._heard}
+        present |= {process.transport.address: process.node for process in self._cluster.live}
+        pairs = {
+            frozenset((process.node, present[link.process]))
+            for process, links in self._heard.items()
+            for link in links
+            if link.process in present
+        }
+        self._known_s = {pair: self._known_s.get(pair, 0.0) for pair in pairs}
+
+    def count_time(self) -> None:
+        """The time until now counts, except for pauses of the JobHost."""
+        passed = self._cluster.now - self._counted_at
+        if passed > 0:
+            self._counted_at = self._cluster.now
+            self._known_s = {pair: known_s + passed for pair, known_s in self._known_s.items()}
+
+    def master_pauses(self, until: float) -> None:
+        """The JobHost is paused. When it looks late, it counts what it would count if it were not late: an eighth."""
+        self.count_time()
+        self._counted_at = until
+        look_s = self._faults.node_timeout_s / 8
+        self._known_s = {pair: known_s + look_s for pair, known_s in self._known_s.items()}
+
+    def give_up(self, machine: str, reason: str) -> None:
+        """The JobHost gives up a node because of its links."""
+        cluster = self._cluster
+        self.count_time()
+        node = next((node for node in self.usable if str(node.number) == machine), None)
+        if node is None:  # it is lost already, or dead, which the JobHost is about to hear
+            return
+        assert node is not self.master, f"the node of the JobMaster is given up: {reason}"
+        known_s = max((known_s for pair, known_s in self._known_s.items() if node in pair), default=0.0)
+        least_s = 0.99 * self._faults.node_timeout_s
+        assert known_s >= least_s, f"node {machine} is given up after {known_s:.4f} s of a silent link: {reason}"
+        cluster.counts["nodes given up"] += 1
+        cluster.story.append((cluster.now, f"GIVE UP node {machine}: {reason}"))
+
+        def lose() -> None:
+            if node in self.usable and node is not self.master:
+                self._lose(node)
+
+        cluster._after(self._cutting.random() * 0.005, lose)
+
+    # --- lost nodes ----------------------------------------------------------------------------------------------
+
     def _watch_all(self, seconds: float) -> None:
+        self.look_at_links()
         for node in list(self.usable):
             self._watch(node)
 
@@ -207,6 +336,8 @@ class Nodes:
         self.kills = max(0, self.kills - 1)
         self.usable.remove(node)
         self.dead.add(node)
+        node.died_at = self._cluster.now
+        self.look_at_links()
         self._silent_since.pop(node, None)
         if not self.usable:
             self._add()
@@ -225,6 +356,10 @@ class Nodes:
         """Another JobMaster begins: it knows nothing of lost nodes."""
         if not self.several:
             return
+        self._telling = False
+        self._told.clear()
+        self._heard.clear()
+        self._known_s.clear()
         known = {*self._of.values(), *self.usable} - self.dead
         self.usable = sorted(known, key=lambda node: node.number)
         self.master = self.rng.choice(self.usable)

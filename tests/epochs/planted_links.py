@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from penstock.runtime.host.broken_links import BrokenLinks
 from penstock.runtime.host.job_host import JobHost
 from penstock.runtime.host.worker_lives import LifeState
 from penstock.runtime.transport import tcp
@@ -29,6 +30,14 @@ def _several(faults: Faults) -> bool:
 
 def _breaks(faults: Faults) -> bool:
     return faults.nodes > 1 and faults.breaks + faults.cuts > 0
+
+
+def _is_cut_partly(faults: Faults) -> bool:
+    return faults.partial_cuts > 0 and faults.kills < 5
+
+
+def _is_cut_partly_and_pauses(faults: Faults) -> bool:
+    return faults.partial_cuts > 0 and faults.pauses > 1 and faults.pause_s > faults.node_timeout_s
 
 
 def _is_lost(faults: Faults) -> bool:
@@ -149,3 +158,51 @@ def _started_where_the_node_is_lost() -> Any:
         return node if self.hears(node) and self.is_heard(node) and node not in self.dead else None
 
     return _patch(Nodes, "place", place)
+
+
+@planted_fault("penstock/runtime/host/job_host.py", Seeds(1, _is_cut_partly))
+def _silent_links_are_not_heard_of() -> Any:
+    """Nobody does anything about links that are silent while both ends reach the JobMaster."""
+    return _patch(JobHost, "links_said", lambda self, worker, incarnation, links, now: self._settled(now))
+
+
+@planted_fault("penstock/runtime/host/broken_links.py", Seeds(1, _is_cut_partly))
+def _the_first_look_gives_up() -> Any:
+    """A machine is given up as soon as a link is silent."""
+    return _patch(BrokenLinks, "_limit", lambda self, reports: 0.0)
+
+
+@planted_fault("penstock/runtime/host/broken_links.py", Seeds(1, _is_cut_partly))
+def _links_that_answer_again_stay_broken() -> Any:
+    """That a link answers again is not noted."""
+    said = BrokenLinks.said
+
+    def only_silence(self: BrokenLinks, worker: int, links: Any, *rest: Any) -> None:
+        if links:
+            said(self, worker, links, *rest)
+
+    return _patch(BrokenLinks, "said", only_silence)
+
+
+@planted_fault("penstock/runtime/host/broken_links.py", Seeds(1, _is_cut_partly))
+def _the_machine_of_the_jobmaster_is_given_up() -> Any:
+    """Which machine has the JobMaster is not looked at."""
+    chosen = BrokenLinks._chosen
+
+    def any_machine(self: BrokenLinks, *arguments: Any) -> str:
+        with _patch(self, "_master", "none"):
+            return chosen(self, *arguments)
+
+    return _patch(BrokenLinks, "_chosen", any_machine)
+
+
+@planted_fault("penstock/runtime/host/broken_links.py", Seeds(1, _is_cut_partly_and_pauses))
+def _pauses_of_the_jobmaster_count() -> Any:
+    """The time for which the JobMaster was paused counts as silence of links."""
+    look = BrokenLinks.look
+
+    def counts_all(self: BrokenLinks, *arguments: Any, **more: Any) -> Any:
+        with _patch(self, "_period_s", 1e9):
+            return look(self, *arguments, **more)
+
+    return _patch(BrokenLinks, "look", counts_all)

@@ -60,6 +60,7 @@ from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.host import commands as host_commands
 from penstock.runtime.host.collected import Collected
 from penstock.runtime.host.job_host import Found, HostOptions, JobHost
+from penstock.runtime.host.network import Network as JobNetwork
 from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
@@ -68,7 +69,7 @@ from penstock.runtime.program.plan import Plan, fused_by_key
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
-from penstock.runtime.transport.base import Buffer
+from penstock.runtime.transport.base import Buffer, SilentLink
 from penstock.runtime.worker.blackbox import Crash, Note
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
@@ -420,6 +421,7 @@ class Faults:
     cuts: int = 0
     cut_rate: float = 0.05  # of cuts, pauses and breaks, in a fiftieth of the turns
     cut_s: float = 0.1  # at most
+    partial_cuts: int = 0  # between two nodes that both reach the JobMaster
     breaks: int = 0  # of connections
     again_s: float = 0.01  # until there is another connection, at most
     node_kills: int = 0
@@ -540,7 +542,11 @@ def faults_of(seed: int) -> Faults:
         halt_at, no_copy = halting.random() ** 2 * 0.2, halting.choice((0.0, 0.0, 0.5))
         faults = replace(faults, halt_at=halt_at, no_copy=no_copy)
     nodes = random.Random(f"nodes {seed}")
-    return _with_nodes(faults, nodes) if workers > 1 and nodes.random() < 0.55 else faults
+    if workers == 1 or nodes.random() >= 0.55:
+        return faults
+    faults = _with_nodes(faults, nodes)
+    partial = random.Random(f"partial cuts of {seed}")
+    return replace(faults, partial_cuts=partial.choice((0, 1, 2, 5))) if faults.nodes > 2 else faults
 
 
 def _with_nodes(faults: Faults, rng: random.Random) -> Faults:
@@ -822,7 +828,16 @@ class EpochCluster:
         self.remembered.clear()
         self.host = JobHost(
             self.first_plan,
-            HostOptions(faults.workers, options, has_store=True, flow=self.made.flow, relays=self.nodes.several),
+            HostOptions(
+                faults.workers,
+                options,
+                has_store=True,
+                flow=self.made.flow,
+                relays=self.nodes.several,
+                network=JobNetwork(node_timeout_s=faults.node_timeout_s),
+                machine=str(self.nodes.master.number),
+                again=self.masters > 1,
+            ),
             self,
             found,
             # What an earlier life has made may still be about: no number may be used again.
@@ -986,6 +1001,8 @@ class EpochCluster:
                 if hanging is None or hanging.incarnation != command.incarnation:
                     continue  # it has died meanwhile, which the JobHost does not know yet
                 self._after(0.0, lambda p=hanging: self._kill(p) if p.alive else None, masters=False)
+            elif isinstance(command, host_commands.GiveUpMachine):
+                self.nodes.give_up(command.machine, command.reason)
             elif isinstance(command, host_commands.StartRelay | host_commands.KillRelay | host_commands.TellRelay):
                 self.relays.carry_out(command)
             elif isinstance(command, host_commands.TellAll):
@@ -1008,6 +1025,12 @@ class EpochCluster:
         if self.spark is not None:
             self.spark.close()
         if end.state == "FAILED" and "no older epoch" in (end.error or ""):
+            self.failed = self.over = True
+            return
+        if end.state == "FAILED" and "A firewall may be closed" in (end.error or ""):
+            assert self.masters == 1, f"the job has run before: {end}"
+            assert not self.checks.completed, f"an epoch has completed, for which all links have worked: {end}"
+            self.counts["jobs that fail because a link has never worked"] += 1
             self.failed = self.over = True
             return
         assert end.state == "FINISHED", f"the job ended: {end}"
@@ -1210,6 +1233,12 @@ class EpochCluster:
         self.requests += 1
         self._do(self.host.migrate(self.requests, names, self.now))
 
+    def hears_of_links(self, process: Process, links: list[SilentLink]) -> list[host_commands.HostCommand]:
+        """The JobHost hears what a process tells of its links."""
+        if self.host.lives.present(process.worker, process.incarnation):
+            self.nodes.heard(process, links)
+        return self.host.links_said(process.worker, process.incarnation, links, self.now)
+
     def _ask_for_status(self) -> None:
         """A driver asks for the status; some workers answer, and what they say may be of a moment before."""
         reports = [
@@ -1311,6 +1340,8 @@ class EpochCluster:
             "pid": self.lives,
             "node_id": machine,
             "machine": machine,
+            "name": f"node {machine}",
+            "host": "",
             "address": transport.address,
         }
 
@@ -1388,6 +1419,7 @@ class EpochCluster:
             transport.connect(addresses)
             if self.nodes.several:
                 self._set_clocks(process)
+                self.nodes.look_at_links()
             try:
                 future = participant.build_tasks(command)
             except (StoreUnreachable, SnapshotDamaged) as error:
@@ -1547,6 +1579,7 @@ class EpochCluster:
             self.counts["master pauses"] += 1
             self.story.append((self.now, f"PAUSE master for {seconds:.4f}"))
             self.master_paused_until = self.now + seconds
+            self.nodes.master_pauses(self.master_paused_until)
         else:
             process = rng.choice(self.live)
             self.counts["pauses"] += 1
@@ -1564,6 +1597,7 @@ class EpochCluster:
     def _lost(self, process: Process) -> None:
         """The death of a process is noticed."""
         self.checks.lost(process.worker)
+        self.nodes.died(process)
         worker, incarnation, reason = process.worker, process.incarnation, "it was killed"
         if process.ready:
             words = (None, None) if process.with_node else self._last_words(process)

@@ -17,6 +17,8 @@ share. Beside its "worker", "master", "two", "pause", "pause-master", "file" and
     cut-0.2    the link of a host is cut for 0.2 s; also cut-3
     cut-30     for 30 s, after which nothing may run there that was given up meanwhile
     cut-out    for 3 s nothing of what a host sends arrives; cut-in: nothing arrives at it
+    between    two hosts without the head of Ray do not reach each other for good, until one of them is given up
+    between-3  they do not for 3 s; between-out: one of them does not reach the other for good
     head       once, before the others: host 0 loses its power, and the job is resumed on a new cluster (lost_head.py)
     loss       for 10 s a host's link loses 5 % of the frames of each direction
 
@@ -65,6 +67,7 @@ from tests.e2e.processes import wait_until
 from tests.e2e.recovery_flows import FLOWS
 from tests.hosts import spaces
 from tests.hosts.hosts import ROOT, Hosts
+from tests.hosts.links import Ways
 from tests.hosts.lost_head import lose_head
 from tests.hosts.ray_cluster import RayCluster
 from tests.hosts.remote import Harm, Remote
@@ -74,7 +77,9 @@ PROCESSES = ("worker", "master", "two", "pause", "pause-master", "file", "store"
 CUT_RELAY_S = (0.2, 3.0)
 CUTS_S = {"cut-0.2": 0.2, "cut-3": 3.0, "cut-30": 30.0, "cut-out": 3.0, "cut-in": 3.0}
 RELAYS = ("relay", "relay-stop", "cut-relay")
-KINDS = (*PROCESSES, "agent", *RELAYS, "host", *CUTS_S, "loss")
+BETWEEN: dict[str, Ways] = {"between": "both", "between-3": "both", "between-out": "there"}
+BETWEEN_S = 3.0
+KINDS = (*PROCESSES, "agent", *RELAYS, "host", *CUTS_S, *BETWEEN, "loss")
 ALL_KINDS = ("head", *KINDS)
 LOSS, LOSS_S = 0.05, 10.0
 FAULTS_A_RUN = 6
@@ -223,6 +228,8 @@ class HostTormentor(Tormentor):
             return super()._fault(job, watch, kind)
         if kind in RELAYS:
             return self._fault_of_relay(watch, kind)
+        if kind in BETWEEN:
+            return self._fault_between(watch, kind)
         before = watch.samples[-1].processes
         # Host 0 has the driver, the JobMaster, and Ray's head.
         far = kind in ("host", "cut-30", "agent")
@@ -300,6 +307,34 @@ class HostTormentor(Tormentor):
         watch.wait(lambda s: ready(s).get(node, pid) != pid, began, KILL_LIMIT_S)
         return Fault(names, set(), last.processes, began, time.monotonic(), int(kind != "relay-stop"))
 
+    def _fault_between(self, watch: Watch, kind: str) -> Fault | None:
+        """Cut two hosts from each other. A cut for good must be told, and lasts until one of them is given up."""
+        before = watch.samples[-1].processes
+        among = sorted({self.place.host_of(node) for node, _ in before} - {0})
+        if len(among) < 2:
+            return None
+        one, other = self.rng.sample(among, 2)
+        hosts = {node: self.place.host_of(node) for node, _ in before}
+        self._watch_ray({node for node, host in hosts.items() if host in (one, other)})
+        began = time.monotonic()
+        self.place.remote.cut_between(one, other, BETWEEN[kind])
+        try:
+            if kind == "between-3":
+                time.sleep(BETWEEN_S)
+                return Fault([f"host {one}", f"host {other}"], set(), before, began, time.monotonic())
+            told = watch.wait(lambda s: bool(s.status.get("links")), began, KILL_LIMIT_S)
+            gone = watch.wait(lambda s: bool(before - s.processes), began, KILL_LIMIT_S)
+        finally:
+            self.place.remote.restore_between(one, other)
+        if not before - gone.processes:  # the job has ended meanwhile
+            return None
+        assert told.status["links"], "a machine is given up, and nobody was told of the link"
+        lost = {hosts[node] for node, _ in before - gone.processes}
+        assert len(lost) == 1, f"the hosts {sorted(lost)} are given up"
+        assert lost < {one, other}, f"host {lost} is given up, and the cut was between the hosts {one} and {other}"
+        going = {process for process in before if hosts[process[0]] in lost}
+        return Fault([f"host {host}" for host in lost], going, before, began, gone.at)
+
     def _watch_ray(self, nodes: set[str]) -> None:
         """Note, in a thread, when Ray declares these nodes dead."""
         import ray
@@ -322,6 +357,11 @@ class HostTormentor(Tormentor):
         if outcome.kind in PROCESSES:
             return
         host = int(fault.names[0].split()[1])
+        if outcome.kind in BETWEEN and fault.going:
+            wait_until(
+                lambda: not self.place.stale(host, watch.samples[-1].processes),
+                f"nothing that was given up runs on host {host}",
+            )
         if outcome.kind == "cut-30":
             noticed_s = fault.over - fault.began
             outcome.running_s = None if outcome.running_s is None else outcome.running_s + noticed_s
