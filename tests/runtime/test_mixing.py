@@ -225,6 +225,23 @@ def test_the_other_readers_of_a_source_get_what_a_watermark_leaves_out() -> None
     assert found["all"] == [{"ms": 1}, {"ms": None}]
 
 
+@pytest.mark.parametrize("between", [True, False])
+@pytest.mark.parametrize("first", ["early", "late"])
+def test_each_watermark_holds_for_its_own_readers(between: bool, first: str) -> None:
+    """Two watermarks in a row: only the second one's readers may get what it says."""
+    flow = Flow("job", parallelism=1)
+    read = flow.read(ps.sources.Memory([{"early": 10 * i, "late": 10 * i + 5000} for i in range(200)]), name="read")
+    one = read.watermark(first, name="one")
+    second = "late" if first == "early" else "early"
+    two = (one.map(dict) if between else one).watermark(second, name="two")
+    for stream, time in ((one, first), (two, second)):
+        counts = stream.key_by(lambda _: 0).window(ps.Tumbling(0.1), time=time).count()
+        counts.write(ps.sinks.Null(), name=time)
+    found = ps.testing.run(flow, batch_size=20)
+    assert [sum(count for *_, count in found[name]) for name in ("early", "late")] == [200, 200]
+    assert flow.plan(1).chain_of("one").operators[-1].name == "one"
+
+
 def test_a_change_in_place_before_a_watermark_is_found_beside_another_reader() -> None:
     """What comes before the watermark runs in the task that gives the other reader its records."""
 

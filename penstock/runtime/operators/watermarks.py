@@ -199,11 +199,11 @@ class Marking(Stage):
     def restore(self, epoch: int, saved: SavedState) -> None:
         # When several tasks have saved a time, the earliest one counts, unless each split's time is known. The records
         # of this task would otherwise be late.
-        known = [reached for reached, _, _ in saved.own]
+        known = [reached for reached, *_ in saved.own]
         self._reached = None if None in known else min(known, default=None)
         splits = set(self._unbegun)
-        for _, times, ended in saved.own:
-            self._ended |= splits & ended
+        for _, times, *ended in (own for own in saved.own if len(own) > 1):  # earlier releases have saved less
+            self._ended |= splits.intersection(*ended) if ended else set()
             for name in splits & times.keys():
                 self._greatest_of[name] = min(times[name], self._greatest_of.get(name, times[name]))
         found = self._greatest_of.values()

@@ -58,9 +58,7 @@ def late_words(dropped: Mapping[str, int], mixing: str = "") -> str:
         f"records or partial results came too late for their windows and were dropped: {where}. "
         + (f"The likely cause: {mixing}. Otherwise give" if mixing else "Give")
         + " watermark() a larger out_of_orderness_s, or window() a larger lateness_s, or take the records with "
-        'side_output("late"). If tasks read several files one after the other, each file begins in the past of the one '
-        "before: give read() a "
-        "parallelism such that each task reads one file."
+        'side_output("late").'
     )
 
 

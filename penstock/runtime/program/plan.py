@@ -304,7 +304,8 @@ def _with_watermarks_in_sources(graph: Graph, tasks_of: dict[str, int]) -> Graph
     the watermark operator can be fused with the source, where each split has a watermark of its own. The others read
     behind the watermark operator, which passes all records on, so they get what they got before. Where other operators
     come first, or the watermark operator may leave out records that fail, a fork gives them their records. Of several
-    watermark operators at the ends of one fork none can be in the tasks of the source."""
+    watermark operators at the ends of one fork none can be in the tasks of the source, and a second one only where the
+    first one has no other readers: what leaves a task has the watermarks of its last operator."""
     found = copy(graph)
     found.operators, found.edges = dict(graph.operators), list(graph.edges)
     for name in graph.operators:
@@ -312,8 +313,9 @@ def _with_watermarks_in_sources(graph: Graph, tasks_of: dict[str, int]) -> Graph
             others = [other for other in found.outgoing(edge.source) if other.output is None and other is not edge]
             if not others:
                 continue
-            if any(isinstance(graph.operators[other.target], MakeWatermarks) for other in others):
-                break
+            ends = (edge.source, *(other.target for other in others))
+            if any(isinstance(graph.operators[end], MakeWatermarks) for end in ends):
+                break  # the others would get the wrong watermarks
             if edge.target == name and graph.operators[name].on_error == "fail":
                 reader, output = name, None
             else:

@@ -84,8 +84,8 @@ class TextFiles(LineFiles[str]):
 
     `patterns`: a path, a pattern (`*`, `?`, `[...]`, `**` for sub-folders) or a list of them; each file is
     read once. Every node that runs tasks of the source must see the files under the same paths. A task reads its
-    files one after the other: before a `watermark`, each task should begin with only one file, because the next one
-    begins in the past, and its records would be late ("Several files" in docs/flows.md).
+    files one after the other: with a `watermark`, windows stay open until it has begun its last file ("Several files"
+    in docs/flows.md).
     `encoding`: any in which a line ends with the byte 0x0A (not UTF-16 or UTF-32); "utf-8-sig" also drops a
     byte order mark, which is otherwise part of the first line.
     `parallel`: let several tasks share a large file, which are then at different places in it; False keeps

@@ -392,7 +392,14 @@ class SourceTask(Task):
     def _by_split(self, records: list[Any]) -> Iterator[Batch]:
         """Yields the outputs for records, split by split. What was gathered of another one is processed before."""
         stamp = self.reader.stamp_ns or self.clock()
-        for split, part in self.reader.by_split(records):
+        parts = self.reader.by_split(records)
+        left = {split for split, _ in parts}
+
+        def has_ended(split: str) -> bool:
+            return split not in left and self.reader.has_ended(split)
+
+        for split, part in parts:
+            left.discard(split)
             if split is None:
                 self._tell_of_splits()
             elif split:
@@ -400,7 +407,7 @@ class SourceTask(Task):
                     yield from self._let_go(everything=True)
                 self._gathered_of = split
                 for stage in self._splits_stages:
-                    stage.come_from(split, self.reader.has_ended)
+                    stage.come_from(split, has_ended)
             self._stamped(stamp)
             yield from self._through(part)
 
