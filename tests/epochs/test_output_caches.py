@@ -394,9 +394,13 @@ class State:
 
 
 def assert_refused(output_caches: OutputCaches, caches: list[OutputCache], why: str) -> None:
-    """What is appended stays in memory, and so does all else; the error says what to do."""
+    """What is appended stays in memory, and so does all else, while the sources wait. When that is too much, the error
+    says what to do."""
+    assert not output_caches.full
     payload = b"z" * (output_caches.memory_bytes + 1)
-    wanted = [*held(caches[0]), (DATA, 0, payload)]
+    wanted = [*held(caches[0]), (DATA, 0, payload), (DATA, 0, payload)]
+    caches[0].append(entry_of(DATA, 0, payload))
+    assert output_caches.full
     for failing in (lambda: caches[0].append(entry_of(DATA, 0, payload)), caches[0].spill):
         with pytest.raises(PenstockError) as caught:
             failing()
@@ -429,6 +433,7 @@ def assert_recovers(output_caches: OutputCaches, caches: list[OutputCache], dire
     assert output_caches.used == 0
     for cache in caches:
         cache.clear()
+    assert not output_caches.full
     assert (output_caches.used, output_caches.spilled, open_files(directory)) == (0, 0, 0)
 
 

@@ -13,12 +13,14 @@ Larger messages are copied into *slabs*, which are reused. So the memory of an e
 next one; otherwise messages would lie all over the heap until an epoch completes.
 
 `OutputCaches` limits the memory of all caches of a worker together. Past the limit, the largest cache is written to a
-file that has no name, so nothing is left of the file however the process ends. A cache must never hold an object that a
+file that has no name, so nothing is left of the file however the process ends. When the disk takes no more, the sources
+of the worker stop reading, and what is still under way stays in memory. A cache must never hold an object that a
 receiver may change: it holds encoded messages only.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import weakref
@@ -28,6 +30,8 @@ from typing import Any, NamedTuple
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.transport.base import Buffer
+
+logger = logging.getLogger(__name__)
 
 # The bytes of memory that the caches of a worker may use. One second of 100,000 records of 500 bytes is 50 MB.
 MEMORY_BYTES = 64 * 1024 * 1024
@@ -48,6 +52,11 @@ ENTRY_BYTES = 300
 SLAB_MESSAGE = 2048
 _SLAB_LEAST = 16 * 1024
 _SLAB_MOST = 1024 * 1024
+
+# When the disk takes nothing, the memory may grow to this many times the limit. The disk is tried again each time that
+# another part of the limit is used.
+_REFUSED_MOST = 2
+_REFUSED_TRIES = 4
 
 # A file takes at least this many bytes, however little memory the caches may use, so that few files are open.
 _FILE_LEAST = 16 * 1024 * 1024
@@ -92,11 +101,13 @@ class OutputCaches:
         # A weak reference: the entries keep the file alive that they are in.
         self._file: Callable[[], Any] = lambda: None
         self._file_bytes = 0
+        self._refused = False  # whether the disk took nothing the last time
+        self._try_at = 0  # the use of memory at which it is tried again
 
     @property
     def full(self) -> bool:
         """Whether sources should stop reading until an epoch completes."""
-        return self.spilled >= self.disk_bytes or self.spilled_messages >= DISK_MESSAGES
+        return self._refused or self.spilled >= self.disk_bytes or self.spilled_messages >= DISK_MESSAGES
 
     def cache(self) -> OutputCache:
         """Creates a cache for a log of this worker."""
@@ -105,8 +116,25 @@ class OutputCaches:
         return cache
 
     def make_room(self) -> None:
-        """Writes the largest cache to disk."""
-        max(self._caches, key=lambda cache: cache.in_memory).spill()
+        """Writes the largest cache to disk. Raises PenstockError when the disk takes nothing, and what is under way has
+        used up the memory that there is for this case."""
+        if self.used < self._try_at:
+            return
+        try:
+            max(self._caches, key=lambda cache: cache.in_memory).spill()
+        except PenstockError as error:
+            if self.used > _REFUSED_MOST * self.memory_bytes:
+                raise
+            if not self._refused:
+                logger.warning("the sources of this worker stop reading until an epoch completes: %s", str(error))
+            self._refused, self._try_at = True, self.used + self.memory_bytes // _REFUSED_TRIES
+        else:
+            self._refused, self._try_at = False, 0
+
+    def has_dropped(self) -> None:
+        """Called when a cache has dropped entries."""
+        if self.used <= self.memory_bytes:
+            self._refused, self._try_at = False, 0
 
     def slab(self, size: int) -> bytearray:
         """Returns memory for messages."""
@@ -135,10 +163,14 @@ class OutputCaches:
             start = end
             view = memoryview(b"".join(parts))
             while view:
-                written = os.pwrite(file.fileno(), view, end)
+                try:
+                    written = os.pwrite(file.fileno(), view, end)
+                except OSError:
+                    os.ftruncate(file.fileno(), self._file_bytes)  # others may need the room
+                    raise
                 view, end = view[written:], end + written
             places.append(OnDisk(file, start, end - start))
-        self._file_bytes = end  # what a failed write has left is overwritten
+        self._file_bytes = end
         return places
 
 
@@ -305,6 +337,8 @@ class OutputCache:
                     output_caches.spilled_messages -= 1
                 elif entry[3]:
                     self._leave_memory(entry[3] + ENTRY_BYTES)
+        if output_caches is not None:
+            output_caches.has_dropped()
         # No list of the dropped entries is created, because the garbage collector would visit every entry of a long new
         # list.
         self.entries = old[some:]
