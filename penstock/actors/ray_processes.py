@@ -31,6 +31,7 @@ from penstock.runtime.host.processes import CannotStart
 from penstock.runtime.host.watched_process import ProcessHere, WatchedProcess
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.operators.resources import GPU
+from penstock.runtime.transport.certificates import BadCertificate
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +218,10 @@ class RayProcesses:
         except NotReached as error:
             raise CannotStart(str(error), "died") from error
         process = line.process(info["pid"], info["blackbox"])
-        line.wait_for_clock(left_s)
+        try:
+            line.wait_for_clock(left_s)
+        except BadCertificate as error:
+            raise CannotStart(str(error), "program") from error
         return process
 
     def _node_lost(self, node_id: str, reason: str) -> None:
@@ -255,14 +259,18 @@ class RayProcesses:
             self.relays.kill_all()
 
     def connect_nodes(self) -> dict[str, NodeLine]:
-        """Starts the agents of all nodes on other machines. Returns the lines to them by node id. Raises NotReached."""
+        """Starts the agents of all nodes on other machines. Returns the lines to them by node id. Raises NotReached,
+        and BadCertificate when a node and this one refuse each other."""
         if self._agents is None:
             return {}
         limit_s = min(self._start_timeout_s, _AGENT_S)
-        return {
+        lines = {
             machine.node_id: self._agents.line(machine.node_id, str(machine), limit_s)
             for machine in self._nodes.elsewhere()
         }
+        for line in lines.values():
+            line.wait_for_clock(limit_s)
+        return lines
 
     def nodes_status(self) -> list[dict[str, Any]]:
         """Returns what the heartbeats say of the nodes on other machines."""

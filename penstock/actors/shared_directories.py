@@ -61,5 +61,5 @@ def _check(directory: str, what: str, remedy: str, lines: Mapping[str, NodeLine]
 def _sees(line: NodeLine, path: str, text: str) -> bool:
     found = line.ask("sees", path, text)
     if found is None:
-        raise PenstockError(f"node {line.name} does not answer")
+        raise PenstockError(line.refusal() or f"node {line.name} does not answer")
     return bool(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import ssl
 import threading
@@ -17,7 +18,7 @@ from penstock.runtime.host.control import ControlClient, ControlServer, End
 from penstock.runtime.host.network import Network
 from penstock.runtime.host.node_agent import NodeAgent, NodeLine
 from penstock.runtime.transport import endpoint
-from penstock.runtime.transport.certificates import JobCertificate
+from penstock.runtime.transport.certificates import BadCertificate, JobCertificate
 from penstock.runtime.transport.endpoint import Ports
 from penstock.runtime.transport.tls import TlsContexts
 from tests.e2e.processes import LIMIT_S, wait_until
@@ -134,6 +135,33 @@ def test_an_agent_and_its_line_speak_tls() -> None:
     assert agent.end.tls == network.certificate
     line = NodeLine("there", agent.end, LIMIT_S, lambda reason: None)
     assert line.wait_for_clock(LIMIT_S) is not None
+    line.close()
+    agent.close()
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_node_whose_certificate_is_of_another_authority_is_told_as_that(
+    job: JobCertificate, other: JobCertificate, accepts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent does not accept the JobMaster's certificate, and the JobMaster accepts the agent's, or does not."""
+    agent = NodeAgent("job", Ports(LOCAL, tls=other), LIMIT_S, lambda: None)
+    if accepts:
+        contexts = TlsContexts(job)
+        contexts.context(server=False).load_verify_locations(cadata=other.certificate)
+        monkeypatch.setattr(control, "_contexts", lambda credentials: contexts)
+    said: list[str] = []
+    lost = threading.Event()
+
+    def take(reason: str) -> None:
+        said.append(reason)
+        lost.set()
+
+    line = NodeLine("there", End(agent.end.address, agent.end.key, job), 3.0, take)
+    why = "node there cannot be asked for anything, because the certificates do not fit together .TLS: "
+    with pytest.raises(BadCertificate, match=why):
+        line.wait_for_clock(LIMIT_S)
+    assert lost.wait(LIMIT_S)
+    assert re.match(why, said[0])
     line.close()
     agent.close()
 

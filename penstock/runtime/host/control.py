@@ -341,6 +341,8 @@ class ControlClient:
         self._end = end
         self._tls = _contexts(end.tls)
         self._told = False  # that there is something wrong with a certificate, or with an answer
+        #: Why one end does not accept the certificate of the other one; None when nothing is known of that.
+        self.refused: str | None = None
         self._session = os.urandom(_SESSION_BYTES)
         self._asked = OpenRequests()
         self._connection: Connection | None = None
@@ -399,6 +401,8 @@ class ControlClient:
     def _tell(self, error: OSError) -> None:
         """Tells in the log, once, that one end does not accept the certificate of the other one, or what it says."""
         refused = self._tls is not None and self._tls.refused(error)
+        if refused and self._tls is not None:
+            self.refused = self._tls.said(error)
         if (refused or isinstance(error, NotAsAgreed)) and not self._told and not self._closed.is_set():
             self._told = True
             said = str(error) if self._tls is None else self._tls.said(error)
@@ -438,6 +442,7 @@ class ControlClient:
             (number,) = _head(_ANSWER, answer, "answer")
             with self._lock:
                 found = self._asked.answered(number)
+            self.refused = None
             if found is None:
                 continue
             method, future = found

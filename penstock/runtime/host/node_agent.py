@@ -26,6 +26,7 @@ from penstock.runtime.host.clock_offset import ClockOffset, Offset
 from penstock.runtime.host.control import ControlClient, ControlServer, End, Gone, Refused
 from penstock.runtime.host.hangs import SilenceDetector, on_silence
 from penstock.runtime.host.watched_process import LastWords, ProcessHere
+from penstock.runtime.transport.certificates import BadCertificate
 from penstock.runtime.transport.endpoint import Ports
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ _SLOW_S = 0.25
 _LOOKS = 20
 # How long the JobMaster waits for what an agent says of a process. Afterwards it continues as if it did not know.
 _ANSWER_S = 2.0
+# The time between two looks whether an agent that has not answered yet refuses the JobMaster.
+_LOOK_S = 0.1
 
 
 # --- on the node ------------------------------------------------------------------------------------------------------
@@ -170,9 +173,25 @@ class NodeLine:
             return self._offset.now(time.monotonic_ns())
 
     def wait_for_clock(self, timeout_s: float) -> Offset | None:
-        """The same, after waiting for a first measurement."""
-        self._answered.wait(timeout_s)
+        """The same, after waiting for a first measurement. Raises BadCertificate when there will be none, because the
+        agent and the JobMaster refuse each other."""
+        until = time.monotonic() + timeout_s
+        while not self._answered.wait(min(_LOOK_S, max(0.0, until - time.monotonic()))):
+            if refusal := self.refusal():
+                raise BadCertificate(refusal)
+            if self._closed.is_set() or time.monotonic() >= until:
+                break
         return self.clock()
+
+    def refusal(self) -> str | None:
+        """Returns why the agent and the JobMaster refuse each other, or None when they do not, as far as is known."""
+        if self._client.refused is None:
+            return None
+        return (
+            f"node {self.name} cannot be asked for anything, because the certificates do not fit together "
+            f"({self._client.refused}): the authority of each machine must have signed the certificates of all others. "
+            "Correct the files of tls=penstock.Tls(...) there"
+        )
 
     def status(self) -> dict[str, Any]:
         """What the heartbeats say: `state` is "ok", "slow" or "silent"; durations are in milliseconds."""
@@ -210,7 +229,7 @@ class NodeLine:
                 late = self._asked_at is not None and time.monotonic() - self._asked_at > BEAT_S
                 silent = [self.name] if late else []
             if silence.look(silent):
-                self._lost(f"its node {self.name} has not answered for {self._limit_s:g} s")
+                self._lost(self.refusal() or f"its node {self.name} has not answered for {self._limit_s:g} s")
                 return
 
     def _ask_for_time(self) -> None:
