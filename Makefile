@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test collected guests lint format bench bench-quick slow campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,8 +76,10 @@ format: setup ## let ruff rewrite the sources
 bench: .venv/bench ## all benchmarks: tables, JSON lines and plots in benchmarks/results
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-quick: .venv/bench ## the same, short: to see that they run
+bench-quick: .venv/bench ## the same, short: to see that they run; fails with a list of those that fail twice
 	$(BIN)/python -m benchmarks --quick $(ARGS)
+
+slow: bench-quick ## what takes too long for `make test`: all benchmarks, short (CI runs both)
 
 campaign-ring: setup ## torment the ring for SECONDS, starting from SEED
 	$(BIN)/cmake -S . -B build/stress-plain -DCMAKE_BUILD_TYPE=Release -DPENSTOCK_SANITIZE= >/dev/null

@@ -51,6 +51,7 @@ BENCHMARKS = {
     "spark_handover": ("spark_handover", "the hand-over of a micro-batch to Spark, taken apart; PySpark and RayDP"),
     "bridge_pays": ("bridge_pays", "from which cluster and load on a burst goes to Spark: a model, calibrated here"),
     "placement_plans": ("placement_plans", "plans of 1,000 and 10,000 tasks beside METIS; how planning grows"),
+    "placement_hosts": ("placement_hosts", "bytes between four hosts by default, in turn, and as planned"),
     "placement_latency": ("placement_latency", "SOL and Throughput over nodes and workers, by placement"),
     "placement_online": ("placement_online", "latency before, while and after tasks move by themselves"),
     "monitor_cost": ("monitor_cost", "WordCount while what its tasks send is measured and planned by, and not"),
@@ -79,10 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
         "fails runs once more",
     )
     parser.add_argument(
-        "--limit", type=float, default=180, metavar="S", help="with --quick: seconds for each of several (180)"
+        "--limit", type=float, default=240, metavar="S", help="with --quick: seconds for each of several (240)"
     )
     parser.add_argument(
-        "--within", type=float, default=1200, metavar="S", help="with --quick: seconds after which none begins (1200)"
+        "--within", type=float, default=1080, metavar="S", help="with --quick: seconds after which none begins (1080)"
     )
     parser.add_argument("--runs", type=int, metavar="N", help="rounds of each measurement; medians are shown (5)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (benchmarks/results[/quick])")
@@ -100,8 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
     runs = options.runs or (1 if options.quick else 5)
     out = options.out or (RESULTS / "quick" if options.quick else RESULTS)
     if options.quick and len(chosen) > 1:
-        passed_on = ["--quick", "--runs", str(runs), "--out", str(out.absolute())]
-        outcome = one_by_one.run(chosen, passed_on, limit_s=options.limit, within_s=options.within)
+        command = [sys.executable, "-m", "benchmarks", "--quick", "--runs", str(runs), "--out", str(out.absolute())]
+        outcome = one_by_one.run(chosen, command, limit_s=options.limit, within_s=options.within)
         print(f"JSON lines and plots: {out}")
         for line in outcome.words():
             print(line, file=sys.stderr)

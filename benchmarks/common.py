@@ -323,19 +323,28 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0
 _started_ray = False
 
 
+_RAY_STARTS = 3
 _STORE_BYTES = 1 << 30  # as `run` has it for a job with Spark: RayDP's executors read micro-batches from there
 
 
 def ray_cluster() -> None:
-    """The one Ray of this invocation, started on first use; Penstock's jobs and the plain actors run in it."""
+    """The one Ray of this invocation, started on first use; Penstock's jobs and the plain actors run in it. Ray gives a
+    node half a minute to start, which is not enough on a busy machine, so it is started again."""
     global _started_ray
     import ray
 
     from penstock.actors import cluster
+    from penstock.runtime.errors import NoCluster
 
-    if not ray.is_initialized():
-        cluster.connect("local", cpus=16, store_bytes=_STORE_BYTES)
-        _started_ray = True
+    for left in reversed(range(_RAY_STARTS)):
+        if ray.is_initialized():
+            return
+        try:
+            cluster.connect("local", cpus=16, store_bytes=_STORE_BYTES)
+            _started_ray = True
+        except NoCluster:
+            if not left:
+                raise
 
 
 def stop_ray() -> None:

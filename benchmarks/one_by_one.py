@@ -58,9 +58,10 @@ class Outcome:
                 yield f"{what}: {', '.join(names)}"
 
 
-def run(names: Sequence[str], options: Sequence[str], *, limit_s: float, within_s: float) -> Outcome:
-    """Runs `python -m benchmarks OPTIONS NAME` for each of the names. `limit_s`: the time of one run, which then counts
-    as failed; `within_s`: the time after which none begins."""
+def run(names: Sequence[str], command: Sequence[str], *, limit_s: float, within_s: float) -> Outcome:
+    """Runs the command for each of the names, which comes last in it. `limit_s`: the time of one run, which then counts
+    as failed; `within_s`: the time after which none begins. This process must have no other children: they would end
+    too."""
     outcome = Outcome()
     end = time.monotonic() + within_s
     with _ends_all():
@@ -70,7 +71,7 @@ def run(names: Sequence[str], options: Sequence[str], *, limit_s: float, within_
                 if left <= 0:
                     (outcome.undecided if number else outcome.left_out).append(name)
                     break
-                code = _run_one(name, options, limit_s, outcome)
+                code = _run_one([*command, name], name, limit_s, outcome)
                 if code == SKIPPED:
                     outcome.skipped.append(name)
                 elif code == 0 and number:
@@ -82,10 +83,10 @@ def run(names: Sequence[str], options: Sequence[str], *, limit_s: float, within_
     return outcome
 
 
-def _run_one(name: str, options: Sequence[str], limit_s: float, outcome: Outcome) -> int:
+def _run_one(command: Sequence[str], name: str, limit_s: float, outcome: Outcome) -> int:
     """Runs a benchmark once. Returns its exit code, or 1 after it was ended because of the limit."""
     began = time.monotonic()
-    with subprocess.Popen([sys.executable, "-m", "benchmarks", *options, name], cwd=ROOT) as process:
+    with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:

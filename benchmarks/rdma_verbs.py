@@ -21,7 +21,7 @@ def run(bench: Bench) -> None:
         packages.fetch()
     except packages.Missing as missing:
         raise Skipped(str(missing)) from missing
-    numbers = bench.pick((200, 500, 20_000), (20, 50, 2000))
+    numbers = bench.pick((200, 500, 20_000), (5, 10, 200))
     command = ["python3", "-m", "benchmarks.rdma_guest", *map(str, numbers)]
     ended = Guests([command, command], files=FILES).run(LIMIT_S)
     if any(one.status != 0 for one in ended):
