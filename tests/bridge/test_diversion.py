@@ -802,6 +802,34 @@ def test_a_barrier_passes_what_a_source_has_gathered_and_saves_the_offsets_befor
     assert [split.offset for split in state.own] == [1125] == [saved[0].states["lines"][1][0]]
 
 
+def test_a_diverted_task_that_is_to_stop_takes_and_sends_nothing_after_the_barrier_until_it_continues() -> None:
+    saved: list[Snapshot] = []
+    task, bridge, divert = source_task(lines(1, 300), output_caches=OutputCaches(), on_snapshot=saved.append)
+
+    def answer_all() -> None:
+        while task.runnable() or bridge.waiting:
+            if task.runnable():
+                task.step()
+            bridge.answer_some()
+
+    divert(0.0, 10)
+    task.step()
+    task.park(1)
+    task.trigger(1)
+    answer_all()
+    (snapshot,) = saved
+    assert snapshot.parked
+    state = snapshot.states["lines"][0]
+    assert state is not None
+    assert [split.offset for split in state.own] == [task.stages[0].records_in], "nothing more was sent"
+    assert task.ready_in() is None
+    task.undivert()
+    assert not task.runnable(), "it does not return to records either"
+    task.unpark()
+    answer_all()
+    assert task.stages[0].records_in == 300
+
+
 def test_the_first_micro_batch_is_small_and_the_next_ones_follow_at_once() -> None:
     task, bridge, divert = source_task(lines(1, 500), clock=lambda: 0)
     divert(10.0, 80)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from penstock.runtime.epochs.coordinator import BuildTasks, RemoveTasks
+from penstock.runtime.epochs.coordinator import BuildTasks, Coordinator, RemoveTasks, Trigger
 from penstock.runtime.host.commands import FindOlder, JobEnd, KillProcess
 from penstock.runtime.host.driver_requests import RescaleRequest
 from penstock.runtime.host.job_host import JobHost
@@ -19,6 +19,7 @@ from tests.epochs.sim import Faults
 from tests.planting import Seeds, Test, planted_fault
 
 HOST = "penstock/runtime/host/job_host.py"
+COORDINATOR = "penstock/runtime/epochs/coordinator.py"
 SCENES = "tests/host/test_job_host.py"
 
 
@@ -55,6 +56,35 @@ def _removal_not_awaited() -> Any:
         self._removing.clear()
 
     return _patch("_remove_tasks", at_once)
+
+
+@planted_fault(
+    HOST, Test(f"{SCENES}::test_no_barrier_of_a_stop_begins_before_all_workers_know_which_tasks_stop_after_it")
+)
+def _barrier_before_all_know() -> Any:
+    """The barrier of a stop begins before all workers know which tasks stop after it."""
+    park = JobHost._park
+
+    def at_once(self: JobHost, command: Trigger) -> None:
+        park(self, command)
+        self._begin_barrier()
+
+    return _patch("_park", at_once)
+
+
+@planted_fault(
+    COORDINATOR,
+    Test(f"{SCENES}::test_after_a_death_all_tasks_are_built_again_and_none_runs_before_the_job_has_stopped"),
+)
+def _stop_forgotten_at_a_death() -> Any:
+    """After a death the tasks of a job that has stopped with its savepoint run again."""
+    go_back = Coordinator._go_back
+
+    def forget(self: Coordinator, *arguments: Any) -> Any:
+        self._halted_for = None
+        return go_back(self, *arguments)
+
+    return _patch("_go_back", forget, Coordinator)
 
 
 @planted_fault(HOST, Seeds(2, lambda faults: faults.kills > 0))
