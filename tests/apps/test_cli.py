@@ -533,6 +533,25 @@ def test_a_job_without_epochs_has_no_savepoint(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
+def test_a_job_is_stopped_with_a_savepoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stopped:
+        name = "words"
+
+        def stop(self, *, savepoint: str) -> str:
+            places.append(savepoint)
+            return savepoint
+
+    places: list[str] = []
+    monkeypatch.setattr(cli, "_attach", lambda options: Stopped())
+    assert cli.main(["stop", "words", "--savepoint", str(tmp_path)]) == 0
+    assert places == [str(tmp_path)]
+    said = capsys.readouterr().err
+    assert f"job 'words' has stopped, and is saved in {str(tmp_path)!r}" in said
+    assert f"next: penstock run APP --savepoint {tmp_path}" in said
+
+
 def test_savepoint_rescale_and_recovery_of_a_detached_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, saved = "cli-epochs", str(tmp_path / "saved")
     run = ["run", "wordcount", "--name", name, "--rate", "1000", "--checkpoints", str(tmp_path / "epochs")]
@@ -561,7 +580,10 @@ def test_savepoint_rescale_and_recovery_of_a_detached_job(tmp_path: Path, capsys
     assert re.search(r"^epoch \d+ complete.*; restarted once; last failure: .*; in .*epochs/cli-epochs$", out, re.M), (
         out
     )
-    assert cli.main(["stop", name]) == 0
+    assert cli.main(["stop", name, "--savepoint", saved]) == 1
+    assert "holds a savepoint already" in capsys.readouterr().err
+    saved = str(tmp_path / "stopped")
+    assert cli.main(["stop", name, "--savepoint", saved]) == 0
     assert job.wait(progress=False)["state"] == "FINISHED"
 
     capsys.readouterr()
