@@ -442,6 +442,27 @@ def test_no_record_is_late_that_was_not_late_in_its_split(data: st.DataObject, c
     assert all(mark == END_OF_TIME for mark in marks())
 
 
+@pytest.mark.parametrize("endless", [True, False])
+def test_a_silent_split_of_an_endless_source_holds_up_no_window(endless: bool) -> None:
+    """The splits of a bounded source are read one after the other, so one of which no record comes is not idle."""
+    clock = Clock()
+    stage: Any = marking(clock, idle=5)
+    stage.reads(["a", "b"], endless=endless)
+
+    def comes(split: str, time: int, now: float) -> int | None:
+        clock.now = now
+        stage.come_from(split, lambda name: False)
+        stage.run([time])
+        mark: int | None = stage.watermark(None)
+        return mark
+
+    assert comes("a", 7, 104.0) is None
+    assert comes("a", 9, 106.0) == (9 if endless else None)
+    assert comes("b", 3, 107.0) == (9 if endless else 3)
+    assert comes("a", 12, 108.0) == (9 if endless else 3)
+    assert comes("a", 20, 113.0) == (20 if endless else 3)
+
+
 def test_a_task_that_was_kept_from_reading_is_not_silent() -> None:
     clock = Clock()
     stage = marking(clock, idle=5)

@@ -228,8 +228,8 @@ def make_plan(
             if isinstance(operator, MakeWatermarks) and operator.max_drift_ms is not None and chain.source is None:
                 raise FlowError(
                     f"watermark {operator.name!r}: max_drift_s holds back the source, so .watermark(...) must be in "
-                    "the tasks of the source: put it directly after .read(...), without a parallelism of its own and "
-                    "not with chaining=False"
+                    "the tasks of the source: put it directly after .read(...), without a parallelism of its own, and "
+                    "read the source once for each of two watermarks"
                 )
     exchanges: list[Exchange] = []
     channels = 0
