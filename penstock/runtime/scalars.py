@@ -8,11 +8,11 @@ its comparisons decide which keys are equal: NumPy's integers raise an error bes
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
 _PLAIN = frozenset({str, int, float, bytes, bool, type(None)})
+_NESTED = frozenset({tuple, frozenset})
 
 
 def python_number(value: Any) -> Any:
@@ -36,19 +36,23 @@ def python_keys(keys: list[Any]) -> list[Any]:
     return keys if numpy is None or not _has_any(numpy.generic, keys) else list(map(_python_key, keys))
 
 
-def _has_any(wanted: type, values: Iterable[Any]) -> bool:
+def _has_any(wanted: type, values: list[Any]) -> bool:
+    """Whether there is an object of this type among values, or in tuples and frozensets among them."""
     kinds = set(map(type, values))
     if kinds <= _PLAIN:
         return False
     if any(issubclass(kind, wanted) for kind in kinds):
         return True
-    if kinds.isdisjoint((tuple, frozenset)):
+    if kinds.isdisjoint(_NESTED):
         return False
-    return _has_any(wanted, list(chain.from_iterable(value for value in values if type(value) in (tuple, frozenset))))
+    nested = values if kinds <= _NESTED else [value for value in values if type(value) in _NESTED]
+    if set(map(type, chain.from_iterable(nested))) <= _PLAIN:
+        return False
+    return _has_any(wanted, list(chain.from_iterable(nested)))
 
 
 def _python_key(key: Any) -> Any:
     kind = type(key)
-    if kind is tuple or kind is frozenset:
+    if kind in _NESTED:
         return kind(map(_python_key, key))
     return key if kind.__name__ in ("longdouble", "clongdouble") else python_number(key)
