@@ -538,8 +538,8 @@ class Coordinator:
     def migrate(self, placed: dict[int, int], now: float) -> list[Command]:
         """Lets tasks migrate to other workers. They stop at the barrier of an epoch that is begun for this. When the
         epoch is complete, they are built in their new places, and all other tasks continue meanwhile. When a task could
-        not stop there, because its input goes to Spark or because it learned of the migration too late, it goes back to
-        the epoch with all tasks downstream, as in a recovery. Nothing happens when the job is not running, nor to tasks
+        not stop there, because another epoch has begun before its worker knew, it goes back to the epoch with all tasks
+        downstream, as in a recovery. Nothing happens when the job is not running, nor to tasks
         that have ended. A death ends the attempt."""
         if not self._life.move("migrate"):
             return []

@@ -19,7 +19,7 @@ class TaskState(State):
     RUNNING = "RUNNING", "It takes up its input as records."
     DIVERTED = "DIVERTED", "It sends its input to Spark in micro-batches, and takes up the answers."
     RETURNING = "RETURNING", "It sends no more micro-batches, and takes up the answers to the last ones."
-    PARKED = "PARKED", "It has stopped after a barrier, because it is to run on another worker."
+    PARKED = "PARKED", "It has stopped after a barrier, because it is to run on another worker, or the job is to stop."
     ENDING = "ENDING", "It has no more input, and makes its last outputs."
     DRAINING = "DRAINING", "It has told its receivers that it has ended, and sends what still waits in its channels."
     FINISHED = "FINISHED", "All that it has made has been sent."
