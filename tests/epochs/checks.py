@@ -140,6 +140,8 @@ class Checks:
         if isinstance(command, protocol.RemoveTasks):
             lost = self._lost
             possible = [self._back(lost[:n]) for n in range(0 if self._remade else 1, len(lost) + 1)]
+            if self._cluster.coordinator.halted_for is not None:  # the others have stopped, and must not run on
+                self._all_back = True
             if self._all_back:
                 possible = [self._everybody]
             if self._to_remove is not None:

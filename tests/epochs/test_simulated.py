@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,6 +206,29 @@ def test_epochs_quicker_than_a_worker_do_not_stop_its_sources() -> None:
 
         cluster.until(ended)
         assert source.stages[0].records_in == 100
+
+
+@pytest.mark.parametrize("who", ["nobody", "source", "sink", "master", "savepoint"])
+@pytest.mark.parametrize("when", ["RUNNING", "HALTED"])
+def test_a_job_that_stops_with_a_savepoint_is_continued_exactly(who: str, when: str) -> None:
+    """Whoever dies before or after its last epoch is complete; and after a savepoint that could not be written."""
+    with small_steps(9):
+        faults = Faults(kills=2, kill_rate=0.0, master_rate=0.0, interval_s=0.005, no_copy=float(who == "savepoint"))
+        cluster = Scene(line(1000), 9, faults)
+        cluster.until(lambda: cluster.coordinator.epoch > 1)
+        cluster._halt()
+        cluster.until(lambda: cluster.coordinator.migrating)
+        cluster.until(lambda: cluster.coordinator.state == when)
+        if who == "master":
+            cluster._kill_master()
+        elif who in ("source", "sink"):
+            cluster._kill(cluster.process_of(cluster.number("read" if who == "source" else "last")))
+        if who == "savepoint":
+            cluster.until(lambda: cluster.counts["savepoints that could not be written"] > 0)
+            cluster.faults = replace(cluster.faults, no_copy=0.0)
+            cluster.halt_at = cluster.now
+        cluster.run()
+        assert cluster.counts["stops with a savepoint"] == 1
 
 
 @pytest.mark.parametrize("who", ["source", "sink", "master"])

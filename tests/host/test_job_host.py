@@ -684,3 +684,19 @@ def test_a_death_before_its_epoch_is_complete_lets_the_stop_be_tried_again() -> 
     job.acknowledge(epoch, parked=True)
     assert job.saves[-1].manifest.extra["stop"] == "place"
     assert epoch > 1
+
+
+def test_a_job_that_ends_by_itself_during_a_stop_tries_its_last_epoch_again() -> None:
+    job = running()
+    job.take(job.host.stop_with_savepoint(1, "place", job.now))
+    job.acknowledge(5, finished=True)
+    last = job.saves.pop(0).manifest
+    assert last.final
+    job.take(job.host.not_saved(last.epoch, "the store takes nothing", job.now))
+    job.tick(1.5)
+    assert job.saves[0].manifest.final
+    job.saved()
+    for worker in (0, 1):
+        job.take(job.host.run_ended(worker, 1, None, None, job.now))
+    (reply,) = [command for command in job.others if isinstance(command, Reply)]
+    assert "has ended: finished" in str(reply.error)

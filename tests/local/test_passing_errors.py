@@ -153,3 +153,18 @@ def test_a_reader_that_may_have_left_out_records_fails_at_once(fresh_name: Calla
     flow.read(Table(tmp_path / "outage", ConnectionResetError("reset"), loses=True)).write(ps.sinks.Null())
     with pytest.raises(ps.JobFailed, match="ConnectionResetError: reset"):
         ps.run(flow, workers=1, local=True).wait(LIMIT_S, progress=False)
+
+
+class Positionless(Numbers):
+    def offsets(self) -> dict[str, Any]:
+        raise NotImplementedError("this job has no epochs")
+
+
+def test_a_reader_that_does_not_say_where_it_is_works_in_a_job_without_epochs(
+    fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    collected = ps.sinks.Collect()
+    flow = ps.Flow(fresh_name())
+    flow.read(Table(tmp_path / "none", ValueError(), Positionless)).write(collected)
+    ps.run(flow, workers=1, local=True, epoch_interval_s=None).wait(LIMIT_S, progress=False)
+    assert len(collected.records()) == RECORDS

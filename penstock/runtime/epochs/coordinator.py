@@ -965,6 +965,7 @@ class Coordinator:
         if self.state is not _S.RUNNING or self._saving is not None:
             return []
         if self._all_finished:
+            self._stop = None  # the job ends by itself
             self.begun += 1
             return self._save(self.begun, {}, final=True)
         for epoch in sorted(self._pending, reverse=True):

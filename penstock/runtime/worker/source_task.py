@@ -268,7 +268,7 @@ class SourceTask(Task):
         by an error that may pass, it has no records, and is read again later."""
         began = self.clock()
         reader = self.reader
-        before = dict(reader.offsets()) if self._may_repeat else None
+        before = self._offsets() if self._may_repeat else None
         try:
             records = reader.read(limit)
         except Exception as error:  # of the source; it counts unless it may pass
@@ -304,8 +304,15 @@ class SourceTask(Task):
         if isinstance(reader, ThreadReader):
             repeats = reader.repeats
         else:
-            repeats = before is not None and before == dict(reader.offsets())
+            repeats = before is not None and before == self._offsets()
         return self.patience.failed(self._reading, error, reader.passing_errors) if repeats else None
+
+    def _offsets(self) -> dict[str, Any] | None:
+        """Returns where the reader is, or None when it does not say so: a job without epochs never asks."""
+        try:
+            return dict(self.reader.offsets())
+        except Exception:  # of the source; its failure counts when an epoch asks
+            return None
 
     def _has_barrier(self) -> bool:
         # The source reads, or ends, between two barriers. Epochs that follow each other faster than the worker can
