@@ -92,6 +92,8 @@ _HEAD_LOOKS = 20
 _LOOK_S = 1.0
 # The processes of a cluster that is stopped end one after the other.
 _GOING_S = 15.0
+# A raylet that has been gone for so long is not the first process of a whole cluster that ends.
+_ENDED_S = 3.0
 _SLICE_S = 1.0
 
 # A cluster that was only found among the processes may belong to another network. Its address may then lead nowhere, or
@@ -120,6 +122,8 @@ class _Connection:
         self.address = str(ray.get_runtime_context().gcs_address)
         self.gone: ClusterGone | None = None
         self._raylet = str(ray._private.worker._global_node.raylet_socket_name)
+        self._head = ray._private.worker.global_worker.gcs_client
+        self._node = ray.NodeID.from_hex(ray.get_runtime_context().get_node_id())
         self._worker_id = ray.get_runtime_context().get_worker_id()
         threading.Thread(target=self._watch, name="penstock-cluster", daemon=True).start()
 
@@ -129,16 +133,36 @@ class _Connection:
         until = time.monotonic() + _GOING_S
         while time.monotonic() < until and self.gone is None:
             if answers_tcp(self.address) and _answers_unix(self._raylet):
-                return None
-            _look_again.wait(0.2)
+                if not self._has_left():
+                    return None
+                self._goes("this machine is no part of it any more, because its raylet ends")
+            else:
+                _look_again.wait(0.2)
         return self.gone
+
+    def _has_left(self) -> bool:
+        """Returns whether this machine is no part of the cluster any more, as the head knows. A raylet that is told to
+        end (SIGTERM) leaves the cluster first. Then its actors die, and its own process ends last."""
+        try:
+            return not self._head.check_alive([self._node], timeout=_FOUND_ANSWERS_S)[0]
+        except Exception:  # the head does not answer, and is looked at again
+            return False
+
+    def _goes(self, why: str) -> None:
+        """Notes that the cluster has gone for this program."""
+        whose = "that this program had started " if self.own else ""
+        self.gone = self.gone or ClusterGone(
+            f"the Ray cluster at {self.address} {whose}has gone: {why}. Start a cluster again, and resume the job from "
+            "its last complete epoch (penstock.resume(name))"
+        )
 
     def current(self) -> bool:
         """Returns whether this process still has this connection. A program may call ray.shutdown() itself."""
         return bool(ray.is_initialized() and ray.get_runtime_context().get_worker_id() == self._worker_id)
 
     def _watch(self) -> None:
-        silent_s = 0.0
+        silent_s = ended_s = 0.0
+        raylet = _Line(self._raylet)
         while True:
             _look_again.wait(_LOOK_S)
             stop_at_exit()
@@ -147,17 +171,11 @@ class _Connection:
                     return
             except Exception:  # Ray is disconnecting in another thread
                 return
-            if answers_tcp(self.address):
-                silent_s = 0.0
-                continue
-            silent_s += _LOOK_S
-            if silent_s >= _HEAD_BACK_S or (silent_s >= 3 * _LOOK_S and not _answers_unix(self._raylet)):
+            silent_s = 0.0 if answers_tcp(self.address) else silent_s + _LOOK_S
+            ended_s = ended_s + _LOOK_S if raylet.has_ended() else 0.0
+            if silent_s >= _HEAD_BACK_S or ended_s >= _ENDED_S:
                 break
-        whose = "that this program had started " if self.own else ""
-        self.gone = ClusterGone(
-            f"the Ray cluster at {self.address} {whose}has gone: its head does not answer any more. Start a cluster "
-            "again, and resume the job from its last complete epoch (penstock.resume(name))"
-        )
+        self._goes("its head does not answer any more" if silent_s else "its raylet on this machine has ended")
 
 
 _connection: _Connection | None = None  # Ray's connection is a global of this process, and so is what is known of it
@@ -362,13 +380,43 @@ def _speaks(address: str) -> bool:
 
 
 def _answers_unix(path: str) -> bool:
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as raylet:
-        raylet.settimeout(_LOOK_S)
-        try:
-            raylet.connect(path)
-        except OSError:
-            return False
-    return True
+    found = _connected_to(path)
+    if found is not None:
+        found.close()
+    return found is not None
+
+
+def _connected_to(path: str) -> socket.socket | None:
+    made = socket.socket(socket.AF_UNIX)
+    made.settimeout(_LOOK_S)
+    try:
+        made.connect(path)
+    except OSError:
+        made.close()
+        return None
+    return made
+
+
+class _Line:
+    """A connection to this machine's raylet, over which nothing is sent. The kernel closes it when the raylet ends. So
+    looking at it again and again costs the raylet nothing."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket = _connected_to(path)
+
+    def has_ended(self) -> bool:
+        """Returns whether the raylet has ended."""
+        if self._socket is not None:
+            try:
+                self._socket.recv(1, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            except OSError:
+                pass  # as when it has ended; or it has only closed the connection
+            self._socket.close()
+        self._socket = _connected_to(self._path)
+        return self._socket is None
 
 
 def patience_s() -> float:

@@ -22,6 +22,7 @@ import ray
 
 from penstock.actors.head_memory import HeadMemory
 from penstock.actors.options import JobOptions
+from penstock.actors.raylet import end_with_raylet
 from penstock.runtime.errors import JobError, NotEnoughResources, ProgramNotLoaded
 from penstock.runtime.host.collected import Encoded
 from penstock.runtime.host.commands import JobEnd
@@ -76,6 +77,7 @@ class JobMaster:
 
     def __init__(self, name: str, *parts: bytes) -> None:
         """`name`: of the job. `parts`: what `in_parts` made of the plan and the JobOptions."""
+        end_with_raylet()
         self._name = name
         self._carrier: _RayCarrier | None = None
         self._runner: JobRunner | UnloadedRunner

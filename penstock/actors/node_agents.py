@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from penstock.actors.ray_actor import on_node
+from penstock.actors.raylet import end_with_raylet
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.host.control import End
@@ -42,6 +43,7 @@ class Agent:
     """The Ray actor around a NodeAgent."""
 
     def __init__(self, job: str, network: Network) -> None:
+        end_with_raylet()
         host = ray.util.get_node_ip_address()
         self._agent: NodeAgent | None = None
         try:

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 # A node on which no agent has started within this time cannot be reached, whatever Ray knows of it.
 _AGENT_S = 20.0
+# A spare process that has not answered within this time may be stopped. Another process is started in its place.
+_SPARE_S = 5.0
 
 
 class RayProcesses:
@@ -100,6 +102,8 @@ class RayProcesses:
                 self._keep(worker, actor)
             try:
                 with self._starting_on(worker, node_id):
+                    if spare:
+                        self._check_spare(actor)
                     return self._started(actor, worker, incarnation, ring_bytes, program, deadline)
             except CannotStart as error:
                 ray.kill(actor)
@@ -128,6 +132,14 @@ class RayProcesses:
         if spare is not None:
             self._keep(worker, spare)
         return spare
+
+    @staticmethod
+    def _check_spare(spare: Any) -> None:
+        """Raises CannotStart when a spare process does not answer soon."""
+        try:
+            ray.get(spare.answer.remote(), timeout=_SPARE_S)
+        except (GetTimeoutError, RayActorError) as error:
+            raise CannotStart(f"the spare process does not answer: {first_line(error)}", "died") from error
 
     def keep_spares(self, program: bytes) -> None:
         """See Processes."""

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from penstock.actors.ray_actor import RayActor, on_node
+from penstock.actors.raylet import end_with_raylet
 from penstock.runtime.host.network import Network
 from penstock.runtime.host.node_agent import leave_process
 from penstock.runtime.host.relay_process import RelayProcess
@@ -23,6 +24,7 @@ class Relay:
     """The Ray actor around a RelayProcess. Its loop is in the actor's main thread, as that of a worker is."""
 
     def __init__(self) -> None:
+        end_with_raylet()
         self._process = RelayProcess(leave_process)
 
     def prepare(self, number: int, job: str, network: Network, ring_bytes: int | None) -> dict[str, Any]:

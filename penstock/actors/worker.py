@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from penstock.actors.raylet import end_with_raylet
 from penstock.runtime.host.hangs import Process
 from penstock.runtime.host.machine import machine_id
 from penstock.runtime.host.reporting import Report
@@ -19,14 +20,19 @@ from penstock.runtime.operators.micro_batch import Bridge
 
 
 class Worker:
-    """See the module's docstring. Calls come in the order warm (of a spare process only), prepare, connect, run."""
+    """See the module's docstring. Calls come in the order warm and answer (of a spare process only), prepare, connect,
+    run."""
 
     def __init__(self) -> None:
+        end_with_raylet()
         self._process = WorkerProcess(_connect_bridge)
 
     def warm(self, program: bytes) -> None:
         """See WorkerProcess, also for the methods that follow."""
         self._process.warm(program)
+
+    def answer(self) -> None:
+        """Returns, which shows that this process runs."""
 
     def prepare(self, index: int, options: WorkerOptions, ring_at_least: int = 0) -> dict[str, Any]:
         node = ray.get_runtime_context().get_node_id()

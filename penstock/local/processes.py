@@ -31,6 +31,7 @@ from penstock.runtime.host.watched_process import ProcessHere, WatchedProcess
 from penstock.runtime.host.worker_process import Outcome, WorkerOptions
 from penstock.runtime.records.pickling import dumps, loads
 from penstock.runtime.transport.handshake import receive_frame, send_frame
+from penstock.runtime.worker.blackbox import is_stopped
 
 # A process that has been killed is gone within this time, unless the kernel holds it.
 _GONE_S = 5.0
@@ -55,6 +56,9 @@ class LocalProcesses:
         """See Processes."""
         with self._lock:
             spare, self._spare = self._spare, None
+        if spare is not None and spare.is_stopped():  # it would not answer until somebody lets it go on
+            spare.kill()
+            spare = None
         handle = spare if spare is not None and spare.lives() else self._started(f"worker {worker}")
         message = StartMessage(worker, incarnation, self._options, ring_bytes, self._server.end)
         try:
@@ -143,6 +147,10 @@ class LocalWorker:
     def lives(self) -> bool:
         """Whether the process has not ended."""
         return self._process.poll() is None
+
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped the process (SIGSTOP, a debugger)."""
+        return is_stopped(self._process.pid)
 
     def warm(self, program: bytes) -> None:
         """Lets the process load the program before it becomes a worker."""

@@ -167,3 +167,31 @@ def test_a_cluster_outlives_the_thread_that_has_started_it(program: Callable[...
     assert of_a_thread.says("written") == "5000"
     assert of_a_thread.says("again") == "10"
     assert of_a_thread.process.wait() == 0
+
+
+OF_A_RAYLET = """
+import os, psutil, signal
+ended = flow("of-a-raylet")
+job = ps.run(ended, workers=1, checkpoints="epochs", epoch_interval_s=0.2)
+status = job.wait_for(lambda status: status["epochs"]["complete"] > 0, 180)
+raylet = psutil.Process(status["workers"][0]["pid"]).parent()
+assert "raylet" in raylet.name(), raylet
+raylet.send_signal(getattr(signal, sys.argv[1]))
+try:
+    job.wait(progress=False)
+except ps.PenstockError as error:
+    print("error", type(error).__name__, error, flush=True)
+again = ps.resume("of-a-raylet", checkpoints="epochs", local=True)
+again.wait_for(lambda status: status["state"] == "RUNNING", 180)
+again.cancel()
+print("again", again.wait(progress=False)["state"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+def test_a_job_whose_raylet_ends_can_be_resumed_at_once(program: Callable[..., Program], how: str) -> None:
+    """The head lives. Told to end (SIGTERM), a raylet leaves the cluster, then its actors die, then it ends."""
+    of_a_raylet = program(OF_A_RAYLET, arguments=(how,))
+    error = of_a_raylet.says("error")
+    assert error.startswith("ClusterGone job 'of-a-raylet' failed: the Ray cluster at ")
+    assert of_a_raylet.says("again") == "CANCELLED"
