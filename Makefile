@@ -129,9 +129,10 @@ campaign-relays: setup ## run N (10000) simulated streams through relays with fa
 campaign-bursts: setup ## let the burst detector decide about N (200) random bursts, starting from SEED
 	$(BIN)/python -m tests.bridge.simulated_range $(or $(N),200) $(SEED)
 
-campaign-rdma: setup ## torment RDMA in guests with N (2000) messages a step from SEED, and send a million messages
+campaign-rdma: setup ## torment RDMA in guests with N (2000) messages a step from SEED, send a million messages, run jobs (PARTS)
 	$(BIN)/python -m tests.guests --guests 2 --limit 3600 -- python3 -m tests.guests.torture $(or $(N),2000) $(SEED)
 	$(BIN)/python -m tests.guests --guests 2 --limit 3600 -- python3 -m tests.guests.memory 1000000
+	$(BIN)/python -m tests.guests --guests 3 --jobs --limit 3600 -- python3 -m tests.guests.job exact $(or $(PARTS),rdma tcp rdma tcp)
 
 campaign-properties: setup ## try N (2000) examples of each property that the suite tries a few of
 	PENSTOCK_EXAMPLES=$(or $(N),2000) $(BIN)/python -m pytest -n $(JOBS) -m hypothesis --timeout 0 $(ARGS)

@@ -37,9 +37,9 @@ def must(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def mount(kind: str, where: str) -> None:
+def mount(kind: str, where: str, what: str = "none", options: str = "") -> None:
     Path(where).mkdir(parents=True, exist_ok=True)
-    must(libc.mount(kind.encode(), where.encode(), kind.encode(), 0, None), f"mount {where}")
+    must(libc.mount(what.encode(), where.encode(), kind.encode(), 0, options.encode()), f"mount {where}")
 
 
 def load_modules() -> None:
@@ -90,13 +90,7 @@ def run(command: list[str], environment: dict[str, str]) -> int:
 
 
 def main() -> None:
-    for kind, where in (
-        ("proc", "/proc"),
-        ("sysfs", "/sys"),
-        ("devtmpfs", "/dev"),
-        ("tmpfs", "/dev/shm"),
-        ("tmpfs", "/tmp"),
-    ):
+    for kind, where in FILE_SYSTEMS:
         mount(kind, where)
     _write_to("/dev/console")  # until the channels are there
     guest = json.loads(Path("/guest.json").read_text())
@@ -106,6 +100,8 @@ def main() -> None:
     set_interface(INTERFACE, _SIOCSIFMTU, struct.pack("i", guest["mtu"]))
     set_address(INTERFACE, guest["address"])
     make_rdma_device()
+    if guest["shared"]:
+        mount("9p", guest["shared"], "shared", "trans=virtio,version=9p2000.L")
     _write_to(str(ports["output"]))
     os.environ.update(guest["environment"])
     os.chdir(guest["directory"])

@@ -22,8 +22,10 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,9 +38,15 @@ HOME = "/penstock"
 #: Pure Python packages of this machine's environment that a guest gets.
 LIBRARIES = {"pytest": ("pytest", "_pytest", "py"), "pluggy": ("pluggy",), "iniconfig": ("iniconfig",)}
 LIBRARIES |= {"packaging": ("packaging",), "pygments": ("pygments",)}
+#: What jobs need besides.
+JOB_LIBRARIES = {name: (name,) for name in ("cloudpickle", "msgspec", "typing_extensions")}
+#: Where a guest sees the folder that it shares with the others and with this machine.
+SHARED = "/shared"
+#: The Python of the guests, for which a job's native core must be built.
+PYTHON = (3, 11)
 
 # rdma_rxe asks the crypto layer for crc32 by name, and a guest has nobody who would load it on demand.
-_MODULES = ("virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe")
+_MODULES = ("virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe", "9pnet_virtio", "9p")
 _EMPTY_FOLDERS = ("proc", "sys", "dev", "tmp", "root", "modules")
 #: A jumbo frame, so that a READ of 4 KiB is one packet.
 _MTU = 4500
@@ -65,31 +73,43 @@ class Guests:
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_mib: int = 512
     processors: int = 1
+    #: Whether the guests can run jobs, with the native core that this machine has.
+    jobs: bool = False
+    #: A folder of this machine that all guests see as SHARED.
+    shared: Path | None = None
     #: Called with the number of the guest and each line of output.
     line: Callable[[int, str], None] = lambda number, line: None
 
     def run(self, limit_s: float) -> list[Ended]:
         """Starts the guests, waits until all have ended, and returns how. Ends them after `limit_s`."""
         packages.need()
+        if self.jobs and sys.version_info[:2] != PYTHON:
+            raise packages.Missing(
+                f"guests run jobs with the native core of this Python, which must be {PYTHON[0]}.{PYTHON[1]} as theirs"
+            )
         kernel = _only(packages.PLACE.glob("kernel/boot/vmlinuz-*"))
         with tempfile.TemporaryDirectory(prefix="guests-") as name:
             place = Path(name)
-            shared = b"".join((_system_archive(), _libraries_archive(), _project_archive(self.files)))
+            archives = [_system_archive(), _libraries_archive("libraries", LIBRARIES), _project_archive(self.files)]
+            if self.jobs:
+                archives += [_libraries_archive("job-libraries", JOB_LIBRARIES), _core_archive()]
+            for_all = b"".join(archives)
             running: list[subprocess.Popen[str]] = []
             readers: list[threading.Thread] = []
             outputs: list[list[str]] = [[] for _ in self.commands]
             try:
-                for number, cable in enumerate(_cable_ends(len(self.commands))):
+                for number, cables in enumerate(_cable_ends(len(self.commands))):
                     archive = place / f"{number}.cpio"
-                    archive.write_bytes(shared + _archive([_file("guest.json", self._told(number))]))
-                    process = self._start(kernel, archive, place, number, cable)
+                    archive.write_bytes(for_all + _archive([_file("guest.json", self._told(number))]))
+                    process = self._start(kernel, archive, place, number, cables)
                     running.append(process)
                     assert process.stdout is not None
                     reading = (number, process.stdout, outputs[number])
                     readers.append(threading.Thread(target=self._read, args=reading, daemon=True))
                     readers[-1].start()
+                until = time.monotonic() + limit_s
                 for process in running:
-                    process.wait(limit_s)
+                    process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 pass  # the guest has no status
             finally:
@@ -107,10 +127,11 @@ class Guests:
         names |= {"PYTHONPATH": f"{HOME}:{HOME}/libraries", "PYTHONUNBUFFERED": "1", **self.environment}
         command = list(self.commands[number])
         told = {"command": command, "address": addresses[number], "directory": HOME, "environment": names, "mtu": _MTU}
+        told["shared"] = None if self.shared is None else SHARED
         return json.dumps(told).encode()
 
     def _start(
-        self, kernel: Path, archive: Path, place: Path, number: int, cable: socket.socket | None
+        self, kernel: Path, archive: Path, place: Path, number: int, cables: list[socket.socket]
     ) -> subprocess.Popen[str]:
         begin, environment = packages.emulator()
         command = [*begin, "-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "max"]
@@ -122,20 +143,26 @@ class Guests:
         for name, path in (("output", "/dev/stdout"), ("status", f"{place}/{number}.status")):
             command += ["-chardev", f"file,id={name},path={path}"]
             command += ["-device", f"virtserialport,chardev={name},name={name}"]
-        command += ["-netdev", "user,id=net,restrict=on" if cable is None else f"socket,id=net,fd={cable.fileno()}"]
+        command += ["-netdev", "hubport,id=net,hubid=0"]
+        for cable in cables:
+            end = f"cable{cable.fileno()}"
+            command += ["-netdev", f"socket,id={end},fd={cable.fileno()}"]
+            command += ["-netdev", f"hubport,id={end}-plug,hubid=0,netdev={end}"]
         command += ["-device", f"virtio-net-pci,netdev=net,romfile=,mac=52:54:00:00:00:{number + 1:02x}"]
+        if self.shared is not None:
+            command += ["-virtfs", f"local,path={self.shared},mount_tag=shared,security_model=none"]
         with (place / f"{number}.emulator").open("w") as errors:
             process = subprocess.Popen(
                 command,
                 env=environment,
-                pass_fds=[] if cable is None else [cable.fileno()],
+                pass_fds=[cable.fileno() for cable in cables],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 errors="replace",
             )
-        if cable is not None:
+        for cable in cables:
             cable.close()
         return process
 
@@ -156,11 +183,11 @@ def _address(number: int) -> str:
     return f"10.99.0.{number + 1}"
 
 
-def _cable_ends(guests: int) -> list[socket.socket | None]:
-    """Returns the end of the Ethernet cable of each guest. A single guest has none, and is alone on its network."""
-    if guests > 2:
-        raise ValueError(f"{guests} guests: a cable has two ends")
-    return list(socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)) if guests == 2 else [None]
+def _cable_ends(guests: int) -> list[list[socket.socket]]:
+    """Returns the ends of Ethernet cables that each guest has. Those of all others come together at guest 0, whose
+    emulator is the hub. A single guest has none, and is alone on its network."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(guests - 1)]
+    return [[near for near, _ in pairs], *([far] for _, far in pairs)]
 
 
 # --- archives ---------------------------------------------------------------------------------------------------------
@@ -213,25 +240,24 @@ def _system_archive() -> bytes:
             yield _file(f"modules/{name}.ko", content)
         yield _file("modules/order", "".join(f"{name}.ko\n" for name, _ in modules).encode())
 
-    return _kept("system", hashlib.sha256(first).hexdigest(), entries)
+    return _kept("system", f"{hashlib.sha256(first).hexdigest()} {_MODULES}", entries)
 
 
-def _libraries_archive() -> bytes:
-    """Returns the archive of LIBRARIES."""
-    versions = " ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+def _libraries_archive(archive: str, libraries: Mapping[str, Sequence[str]]) -> bytes:
+    """Returns the archive of packages, each with the modules that it consists of."""
+    versions = " ".join(f"{name} {importlib.metadata.version(name)}" for name in libraries)
 
     def entries() -> Iterator[_Entry]:
         with tempfile.TemporaryDirectory(prefix="guests-") as name:
             home = Path(name) / HOME.strip("/")
-            for module in (module for modules in LIBRARIES.values() for module in modules):
+            for module in (module for modules in libraries.values() for module in modules):
                 found = importlib.util.find_spec(module)
                 assert found is not None
                 assert found.origin is not None
                 origin, place = Path(found.origin), home / "libraries"
                 place.mkdir(parents=True, exist_ok=True)
                 if origin.name == "__init__.py":
-                    unused = shutil.ignore_patterns("__pycache__", "*.so")
-                    shutil.copytree(origin.parent, place / module, ignore=unused)
+                    shutil.copytree(origin.parent, place / module, ignore=shutil.ignore_patterns("__pycache__"))
                 else:
                     shutil.copyfile(origin, place / origin.name)
             for pattern in _UNUSED:
@@ -240,7 +266,17 @@ def _libraries_archive() -> bytes:
             _compile(home)
             yield from _tree(Path(name))
 
-    return _kept("libraries", versions, entries)
+    return _kept(archive, versions, entries)
+
+
+def _core_archive() -> bytes:
+    """Returns the archive of the native core, where the project's own files are."""
+    found = importlib.util.find_spec("penstock.runtime._native")
+    assert found is not None
+    assert found.origin is not None
+    origin = Path(found.origin)
+    place = Path(HOME.strip("/"), "penstock/runtime", origin.name)
+    return _archive([_file(str(place), origin.read_bytes(), 0o755)])
 
 
 def _project_archive(patterns: Sequence[str]) -> bytes:

@@ -92,11 +92,19 @@ def test_a_stream_goes_over_tcp_when_rdma_fails_again_and_again(
             net.send(net.a, 1, task, (body,))
         assert net.take(net.b, len(sent)) == sent
         net.settle()
+    assert net.a.transport.links().keys() == {1}
     said = sorted(record.getMessage() for record in caplog.records if record.name == rdma.__name__)
     assert said == [
         f"RDMA from worker {worker} has failed 3 times and brought nothing; it sends over TCP from now on"
         for worker in (0, 1)
     ]
+
+
+def test_nothing_is_said_of_a_link_while_its_stream_goes_over_rdma(net: Network) -> None:
+    """The TCP connection of the stream is idle, and what the kernel says of it says nothing of the stream."""
+    net.settle()
+    assert net.a.transport.sent_bytes()[1] > 0
+    assert net.a.transport.links() == net.b.transport.links() == {}
 
 
 def test_a_closed_transport_leaves_no_descriptor_behind(net: Network) -> None:
