@@ -43,7 +43,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.transport.base import Buffer
+from penstock.runtime.transport.base import Buffer, LinkLoad
 from penstock.runtime.transport.framing import BadFrame, FrameDecoder
 from penstock.runtime.transport.peer_links import Connection, Link
 from penstock.runtime.transport.read_stream import (
@@ -528,6 +528,10 @@ class _RdmaOutgoing(Outgoing):
         """The connection cannot be used any more."""
         logger.debug("the stream to worker %d is interrupted: %s", self._worker, error)
         self.lost()
+
+    def load(self) -> LinkLoad | None:
+        """See Outgoing. No device says how much of its link is in use, and the TCP connection carries nothing."""
+        return super().load() if self._over_tcp else None
 
     def on_event(self, event: int, messages: list[tuple[int, Buffer]]) -> None:
         """Takes the receiver's set-up, and then notices the end of the connection."""

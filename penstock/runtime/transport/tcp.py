@@ -156,11 +156,7 @@ class TcpTransport(NetworkTransport):
 
     def links(self) -> dict[int, LinkLoad]:
         """See PeerTransport."""
-        return {
-            peer: load
-            for peer, out in self._out.items()
-            if out.connection is not None and (load := _load_of(out.connection)) is not None
-        }
+        return {peer: load for peer, out in self._out.items() if (load := out.load()) is not None}
 
     def connect(self, addresses: Mapping[int, str]) -> None:
         """See PeerTransport. It never fails because a worker cannot be reached at present."""
@@ -449,6 +445,10 @@ class Outgoing:
         if connection is not None:
             useful = self.stream.region.tail != self._began_at
             self._owner.lost_connection(self._worker, connection, useful)
+
+    def load(self) -> LinkLoad | None:
+        """Returns what the system says of the connection that carries the stream; None: it says nothing."""
+        return None if self.connection is None else _load_of(self.connection)
 
     def on_event(self, event: int, messages: list[tuple[int, Buffer]]) -> None:
         """Reads acknowledgements, and writes what waits."""
