@@ -6,6 +6,7 @@ To add a transport, derive from Network and enter the class in NETWORKS.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -101,6 +102,29 @@ class Network:
     def send(self, sender: End, worker: int, task: int, parts: Sequence[Any]) -> None:
         """Sends a message, when there is room."""
         self.until(lambda: sender.transport.send(worker, task, parts), "room")
+
+    def wait_for_room(self) -> None:
+        """Sends to worker 1, which does not receive, until there is no room. Then worker 0 does nothing but wait, and
+        sends one more message when worker 1 receives."""
+        self.b.asleep = True
+        while self.a.transport.send(1, 0, (b"x" * 1000,)):
+            self.a.receive()
+        over = threading.Event()
+
+        def take() -> None:
+            while not over.is_set():
+                self.b.receive()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        try:
+            while not self.a.transport.send(1, 0, (b"x" * 1000,)):
+                begun = time.monotonic()
+                assert self.a.transport.receive(LIMIT_S) == []
+                assert time.monotonic() - begun < LIMIT_S, "nobody says that there is room"
+        finally:
+            over.set()
+            thread.join()
 
     def settle(self) -> None:
         """Returns when a message from each worker to each other one has come: all earlier ones have come before."""

@@ -45,6 +45,10 @@ def test_a_message_beyond_the_region_and_the_landing_buffer_arrives(net: Network
     net.settle()
 
 
+def test_a_worker_that_has_found_no_room_need_not_wait_until_a_message_comes(net: Network) -> None:
+    net.wait_for_room()
+
+
 def _through(net: Network, sender: Any, worker: int, task: int) -> None:
     """Sends a message while both ends do nothing but wait for their descriptors."""
     assert sender.transport.send(worker, task, (b"hello",))

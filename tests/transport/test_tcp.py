@@ -10,8 +10,10 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -170,24 +172,27 @@ def test_the_descriptor_is_readable_when_there_is_something_to_do(net: Network) 
 
 
 def test_a_worker_that_has_found_no_room_need_not_wait_until_a_message_comes(net: Network) -> None:
-    net.b.asleep = True
-    while net.a.transport.send(1, 0, (b"x" * 1000,)):
-        net.a.receive()
-    assert not net.a.transport.send(1, 0, (b"x" * 1000,))
-    over = threading.Event()
+    net.wait_for_room()
 
-    def take() -> None:
-        while not over.is_set():
-            net.b.receive()
 
-    thread = threading.Thread(target=take)
-    thread.start()
-    try:
-        while not net.a.transport.send(1, 0, (b"x" * 1000,)):
-            assert net.a.transport.receive(None) == []
-    finally:
-        over.set()
-        thread.join()
+def test_a_peer_that_was_only_held_up_keeps_its_connection(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first look a probe has had no answer for long. At the next one, beside the new connection, it has."""
+    net.settle()
+    before = [end.transport._out[1 - number].connection for number, end in enumerate(net.ends)]
+    looks: Counter[int] = Counter()
+    honest = peer_links._TCP_INFO
+
+    class Info:
+        size = honest.size
+
+        def unpack_from(self, info: bytes) -> tuple[Any, ...]:
+            looks[threading.get_ident()] += 1
+            return (0, 1, 5000, 5000, 100) if looks[threading.get_ident()] == 1 else honest.unpack_from(info)
+
+    monkeypatch.setattr(peer_links, "_TCP_INFO", Info())
+    net.until(lambda: len(looks) == 2 and min(looks.values()) > 2, "both have looked again")
+    net.settle()
+    assert [end.transport._out[1 - number].connection for number, end in enumerate(net.ends)] == before
 
 
 def test_an_idle_connection_sends_nothing(net: Network) -> None:

@@ -11,7 +11,7 @@ connection costs no message of its own, and a peer whose run loop is busy for mi
 off. Nor does a peer whose process is stopped: its kernel takes connections, and only their handshakes wait.
 
 While a peer does not answer, new connections are tried again and again beside the old one, because TCP itself asks
-after ever longer times. The first one that the peer answers replaces the old one.
+after ever longer times. The first one that the peer answers replaces the old one, unless that is answered again too.
 """
 
 from __future__ import annotations
@@ -443,6 +443,12 @@ class PeerLinks:
         meeting.leaving = True
 
     def _go_on(self, meeting: _Meeting) -> None:
+        if meeting.target is not None and not meeting.leaving:
+            # A peer that was only held up has answered on the old connection by now, which stays then. The new one
+            # would replace it with the proof that is sent here.
+            self._look(meeting.target, time.monotonic())
+            if meeting not in meeting.target.tries:
+                return
         try:
             events = meeting.go_on()
         except (OSError, EOFError, ValueError) as error:  # TLS raises ValueError for contexts that do not fit
