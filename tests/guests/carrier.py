@@ -7,6 +7,7 @@ program. A connection lives as long as its process, so its end tells of the proc
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -20,8 +21,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from penstock.local.local_job import LocalJob
-from penstock.local.worker import REPORT
-from penstock.runtime.host.control import ControlClient, ControlServer, End
+from penstock.local.worker import REPORT, _Reports
+from penstock.runtime.host.control import ControlServer, End
 from penstock.runtime.host.network import Network
 from penstock.runtime.host.node_agent import NodeAgent, NodeLine
 from penstock.runtime.host.processes import CannotStart, ProcessDied
@@ -37,7 +38,7 @@ PORT = 7100
 #: A watchdog for everything that may be late in a guest.
 PATIENCE_S = 300.0
 
-_OVER = b"over"
+_OVER, _STACKS = b"over", b"stacks"
 
 
 def addresses() -> list[str]:
@@ -79,7 +80,10 @@ def serve() -> None:
             with host:
                 if (first := receive_frame(host)) == _OVER:
                     break
-                if pid := os.fork():
+                if first == _STACKS:
+                    for pid in children:
+                        os.kill(pid, signal.SIGUSR1)
+                elif pid := os.fork():
                     children.add(pid)
                 else:
                     door.close()
@@ -91,6 +95,7 @@ def serve() -> None:
 def _become(host: socket.socket, kind: str, *about: Any) -> NoReturn:
     """Becomes a process of the job, until the host closes the connection."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1, sys.stdout)
     try:
         {"worker": _worker, "relay": _relay, "agent": _agent}[kind](host, *about)
         receive_frame(host)
@@ -142,20 +147,6 @@ def _agent(host: socket.socket, job: str, network: Network) -> None:
     send_frame(host, dumps(agent.end))
 
 
-class _Reports:
-    """See ReportSender."""
-
-    def __init__(self, end: End) -> None:
-        self._client = ControlClient(end, "penstock-reports")
-
-    def report(self, worker: int, incarnation: int, number: int, item: Report) -> Any:
-        return self._client.ask(REPORT, worker, incarnation, number, item)
-
-    def wait(self, reports: list[Any]) -> None:
-        for report in reports:
-            report.result()
-
-
 # --- at the host ------------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +155,13 @@ def end_all() -> None:
     for address in addresses()[1:]:
         with suppress(OSError), connected(address) as guest:
             send_frame(guest, _OVER)
+
+
+def print_stacks() -> None:
+    """Lets all processes that the job has print what they do."""
+    for address in addresses():
+        with connected(address) as guest:
+            send_frame(guest, _STACKS)
 
 
 class GuestJob(LocalJob):

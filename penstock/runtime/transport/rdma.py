@@ -601,6 +601,7 @@ class _RdmaOutgoing(Outgoing):
         try:
             self._receives.post(pair, about)
             self._published.take(position, said)
+            self._owner.has_room()
         except BadFrame as error:
             logger.error("worker %d does not follow the protocol: %s", self._worker, error)
             self.fail(error)
