@@ -81,15 +81,19 @@ def serve() -> None:
                 if (first := receive_frame(host)) == _OVER:
                     break
                 if first == _STACKS:
-                    for pid in children:
-                        os.kill(pid, signal.SIGUSR1)
+                    _signal(children, signal.SIGUSR1)
                 elif pid := os.fork():
                     children.add(pid)
                 else:
                     door.close()
                     _become(host, *loads(first))
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
+    _signal(children, signal.SIGKILL)
+
+
+def _signal(children: set[int], number: int) -> None:
+    for pid in list(children):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _become(host: socket.socket, kind: str, *about: Any) -> NoReturn:

@@ -107,7 +107,7 @@ class Running:
         )
         program = Program()
         with patch.object(local_job, "LocalProcesses", partial(carrier.GuestProcesses, tcp)):
-            self.host = carrier.GuestJob(flow.plan(3), options, program)
+            self.host = carrier.GuestJob(flow.plan(3), options, program, in_turn=True)
         self.job = Job(flow.name, self.host, {str(n): sink for n, sink in enumerate(sinks)}, program)
 
     def until(self, condition: Callable[[dict[str, Any]], Any], what: str) -> Any:
