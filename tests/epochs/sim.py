@@ -926,7 +926,7 @@ class EpochCluster:
 
     def _decided(self, command: protocol.Command) -> None:
         """The coordinator has given a command, which the JobHost is about to carry out."""
-        if not isinstance(command, protocol.Trigger | protocol.Save | protocol.Complete):
+        if not isinstance(command, protocol.Trigger | protocol.Save | protocol.Complete | protocol.Unpark):
             self.progress = self.steps
         self.story.append((self.now, command))
         if self.host.plan is not self._looked_at:
