@@ -4,6 +4,9 @@ The relays are alone, without Ray and tasks, in network namespaces of this machi
 its loop; the root is that of a job's worker, with the credit of a job. A tree can carry the rate of a link, divided by
 the children of the node that has most. Plain forwarders (hosts_links.py), which have no queue but the kernel's, take
 turns with the relays.
+
+A tree that adjusts itself is compared with fixed ones where the links are what limits the root, and where its processor
+is, because its thread has other work for each body (docs/papers.md: W5).
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ from tests.hosts.hosts import ROOT, Hosts
 
 SMALL = 150
 _LIMIT_S = 120.0
+_ADJUSTED = 7  # destinations of trees that adjust themselves
+_FIXED = (1, 2, 3)
+_OTHER_US = 500.0
 _FIRST = 5  # bodies after a switch among which the pause is looked for
 
 
@@ -85,13 +91,14 @@ def multicast(
     size: int,
     one_layer: bool = False,
     switch_s: float = 0.0,
+    other_us: float = 0.0,
     window: int = CREDIT_WINDOW_BYTES,
 ) -> tuple[dict[str, Any], dict[int, Any]]:
     """Returns what the root and the relays say after the root has sent by a profile of (seconds, bodies a second; 0: as
     many as it can). Each relay's worker must have every body. `limits`: of the tree, the next one each `switch_s`
-    seconds; None: it adjusts itself. `one_layer`: the tree is sequential,
-    which the product never makes."""
-    settings = {"bytes": size, "profile": profile, "limits": limits, "switch_s": switch_s}
+    seconds; None: it adjusts itself. `one_layer`: the tree is sequential, which the product never makes. `other_us`:
+    the processor time of the root's other work for each body."""
+    settings = {"bytes": size, "profile": profile, "limits": limits, "switch_s": switch_s, "other_us": other_us}
     root, relays = _Programs(hosts, **settings, one_layer=one_layer, window=window).results()
     for number, found in relays.items():
         if len(found["arrived"]) != root["sent"]:
@@ -239,6 +246,48 @@ def _switches(bench: Bench, count: int, each_way_s: float) -> None:
             )
 
 
+def _late_rate(root: dict[str, Any], relays: dict[int, Any], from_s: float, until_s: float) -> float:
+    """The bodies a second that came to the relay with the fewest, in a time that counts from the first body."""
+    begin, end = (root["started_ns"] + at_s * 1e9 for at_s in (from_s, until_s))
+    return min(sum(begin <= at < end for at in found["arrived"]) for found in relays.values()) / (until_s - from_s)
+
+
+def _adjusting(bench: Bench, what: str, other_us: float, link: float | None) -> None:
+    """A tree that adjusts itself beside fixed ones, at parts of what the best one carries. `other_us`: the root's other
+    work for each body; `link`: the bits a second of the links, which are as quick as the machine without it."""
+    seconds = bench.pick(10.0, 0.6)
+    settled_s = bench.pick(4.0, 0.2)
+    with Hosts(_ADJUSTED + 1, one_clock=True) as hosts:
+        if link is not None:
+            shape(hosts, link, BURST)
+
+        def carried(limit: int | None, rate: int = 0, from_s: float = settled_s) -> tuple[float, list[Any]]:
+            profile = [(seconds if rate else seconds - settled_s, rate)]
+            root, relays = multicast(hosts, profile, [limit], size=BODY, other_us=other_us)
+            return _late_rate(root, relays, from_s, profile[0][0]), root["switches"]
+
+        most = {limit: carried(limit, from_s=0.3 * (seconds - settled_s))[0] for limit in _FIXED}
+        for limit, rate in most.items():
+            bench.case(f"{what}, d*={limit}, as many as it can", rate, "bodies/s at the slowest")
+        for load in (0.5, 0.8, 1.0, 1.2):
+            offered = max(1, round(load * max(most.values())))
+            fixed = {limit: carried(limit, offered)[0] for limit in _FIXED}
+            rate, switches = carried(None, offered)
+            best = max(fixed, key=lambda limit: fixed[limit])
+            told = [f"{switch['out_degree']} children from {switch['at_s']:.1f} s on" for switch in switches]
+            bench.case(
+                f"{what}, self-adjusting, {load:g} of the most",
+                rate,
+                "bodies/s at the slowest",
+                peer=f"the best of fixed trees, d*={best}",
+                peer_figure=fixed[best],
+                goal=">= 0.9",
+                config=f"{offered} bodies of {BODY} bytes a second, {_ADJUSTED} destinations, after {settled_s:g} s",
+                note="; ".join([*told, *(f"d*={limit}: {one:.0f}/s" for limit, one in fixed.items())]),
+            )
+            bench.case(f"{what}, {load:g} of the most, switches", len(switches), "switches", goal="<= 2")
+
+
 def run(bench: Bench) -> None:
     """Measures, where hosts can be made."""
     if reason := spaces.why_not():
@@ -247,3 +296,5 @@ def run(bench: Bench) -> None:
         _trees(bench, count)
         for each_way_s in (0.0, 0.01):
             _switches(bench, count, each_way_s)
+    _adjusting(bench, f"a source with {_OTHER_US:g} us of other work", _OTHER_US, None)
+    _adjusting(bench, f"links of {LINK / 1e6:g} Mbit/s", 0.0, LINK)

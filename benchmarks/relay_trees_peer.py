@@ -3,7 +3,8 @@ relays, each with a worker that only counts. No Ray, no tasks.
 
 A program says its transport's address, is told who else is there, and begins. The root is that of a job: an OutLog with
 a channel to each worker, whose stream a MulticastRoot takes along its tree, with the credit of the receivers. The tree
-has a limit that stays or changes every so often, or that adjusts itself.
+has a limit that stays or changes every so often, or that adjusts itself. The thread of the root may have other work for
+each body, as functions of users are.
 
 A relay and its worker are one process here, so that the links are measured and not the processor: what the relay hands
 to its worker is taken up at once, and one TcpTransport is the end of both.
@@ -34,6 +35,7 @@ from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.relaying.wire import FIRST_RELAY
 from penstock.runtime.transport.base import Buffer, LinkLoad, PeerTransport
 from penstock.runtime.transport.tcp import TcpTransport
+from penstock.runtime.worker.processor_time import CLOCKS
 
 KEY = b"the secret of one benchmark, 32 b"
 LIFE = 1
@@ -152,7 +154,16 @@ class Root:
         self._limits = limits
         shared = _Shared(transport)
         self._transport = shared
-        self._root = MulticastRoot(0, LIFE, shared, time.monotonic_ns, limits[0], stopwatch=time.thread_time_ns)
+        thread = threading.get_native_id()
+        self._root = MulticastRoot(
+            0,
+            LIFE,
+            shared,
+            time.monotonic_ns,
+            limits[0],
+            stopwatch=time.thread_time_ns,
+            core_wait=lambda: CLOCKS.core_wait(thread),
+        )
         self._log = OutLog(shared, _ERRORS)
         self._stream = self._root.stream(self._log)
         self._log.stream = self._stream
@@ -167,9 +178,10 @@ class Root:
         self._turns = 0  # how many were begun here
         self._begun_ns = 0  # when the last one of them began
 
-    def run(self, size: int, profile: Sequence[tuple[float, int]], switch_s: float) -> int:
+    def run(self, size: int, profile: Sequence[tuple[float, int]], switch_s: float, other_us: float) -> int:
         """Sends bodies by a profile of (seconds, bodies a second; 0: as many as it can), and returns how many when all
-        relays have them. Takes the next limit each `switch_s` seconds. 0: never."""
+        relays have them. Takes the next limit each `switch_s` seconds. 0: never. `other_us`: the processor time of
+        other work for each body."""
         record = [bytes(2 * size - len(b"".join(encode_body([bytes(size)], 0, _ERRORS)[1])))]
         self._warm(record)
         log = self._log
@@ -193,6 +205,7 @@ class Root:
                         self._take(0.005 if log.stopped_by_room or self._root.waiting else 0.1)
                         self.waited_ns += time.monotonic_ns() - now
                 elif due <= now:
+                    _work(other_us)
                     log.push(record, due)
                     log.flush()
                     sent += 1
@@ -268,6 +281,13 @@ class Root:
                 self._channels[head.destinations[0][0]].granted(head.stamp)
 
 
+def _work(microseconds: float) -> None:
+    """Takes so much processor time."""
+    until = time.thread_time_ns() + int(microseconds * 1000)
+    while time.thread_time_ns() < until:
+        pass
+
+
 def _way(tree: Tree, node: int) -> list[int]:
     """The nodes through which a node gets its entries."""
     way = [node]
@@ -292,7 +312,7 @@ def _cpu_s() -> float:
 
 def _as_root(transport: TcpTransport, addresses: dict[int, str], settings: dict[str, Any]) -> dict[str, Any]:
     root = Root(transport, addresses, settings["limits"], settings["window"])
-    sent = root.run(settings["bytes"], settings["profile"], settings["switch_s"])
+    sent = root.run(settings["bytes"], settings["profile"], settings["switch_s"], settings["other_us"])
     found = {"sent": sent, "started_ns": root.started_ns, "waited_ns": root.waited_ns}
     return {**found, "switches": root.switches, "samples": root.samples}
 

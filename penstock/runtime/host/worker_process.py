@@ -48,7 +48,7 @@ from penstock.runtime.transport.hop_times import TimesReport
 from penstock.runtime.transport.shm import RING_BYTES
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad, TrafficReport
-from penstock.runtime.worker.processor_time import ProcessorTime, present_threads
+from penstock.runtime.worker.processor_time import CLOCKS, ProcessorTime, present_threads
 from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
 from penstock.runtime.worker.sample import RecordSample, SampleRequest
 from penstock.runtime.worker.wiring import Wiring
@@ -223,6 +223,7 @@ class WorkerProcess:
             trees.limit,
             trees.adjuster(),
             stopwatch=time.thread_time_ns,
+            core_wait=lambda: CLOCKS.core_wait(threading.get_native_id()),  # the root asks in its own thread
         )
 
     def run(self) -> Outcome:

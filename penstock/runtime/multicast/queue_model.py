@@ -2,7 +2,9 @@
 
 Records arrive at random times (M), each takes the same time (D), and one thread (1) sends them. A record is encoded
 once (t_s) and then sent once to each child (t_d each), so with d children the root processes 1 / (d t_d + t_s) records
-a second (the paper's section 4). Without t_s this is the paper's Eq. 1, with t_e for t_d.
+a second (the paper's section 4). Without t_s this is the paper's Eq. 1, with t_e for t_d. The paper's thread does
+nothing else. Penstock's also makes the records, in the functions of users, so what this takes (t_o) is part of the time
+of a record: 1 / (d t_d + t_s + t_o).
 
 The *load* of the root is the part of its time that arriving records take. The expected queue (Eq. 2) stays within the
 capacity Q as long as the load is at most Q + 1 - sqrt(Q^2 + 1). Eq. 3 as printed has the wrong sign before its root,
@@ -25,18 +27,20 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Cost:
-    """What a record costs the node that sends it, in seconds: `copy_s` for each child, and `encode_s` once."""
+    """What a record costs the node that sends it, in seconds: `copy_s` for each child, and once `encode_s` and
+    `other_s`, which is for all other work of the thread."""
 
     copy_s: float
     encode_s: float = 0.0
+    other_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 < self.copy_s < math.inf and 0 <= self.encode_s < math.inf):
-            raise ValueError(f"{self}: a copy must take more than 0 s, and encoding 0 s or more")
+        if not (0 < self.copy_s < math.inf and 0 <= self.encode_s < math.inf and 0 <= self.other_s < math.inf):
+            raise ValueError(f"{self}: a copy must take more than 0 s, and encoding and other work 0 s or more")
 
     def record_s(self, children: int) -> float:
         """Returns what a record costs with so many children."""
-        return children * self.copy_s + self.encode_s
+        return children * self.copy_s + self.encode_s + self.other_s
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ def affordable_limit(rate: float, cost: Cost, capacity: float, most: int) -> Aff
         raise ValueError(f"a rate of {rate} records a second")
     if most < 1:
         raise ValueError(f"the greatest out-degree limit must be 1 or more, not {most}")
-    exact = (greatest_load(capacity) / rate - cost.encode_s) / cost.copy_s if rate else math.inf
+    once_s = cost.encode_s + cost.other_s
+    exact = (greatest_load(capacity) / rate - once_s) / cost.copy_s if rate else math.inf
     if exact >= most:
         return Affordable(most, exact)
     return Affordable(max(1, math.floor(exact + _ROUNDING * max(1.0, exact))), exact)

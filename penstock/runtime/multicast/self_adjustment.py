@@ -17,37 +17,56 @@ so the limit does not creep up and down by ones. Penstock adds to the paper's ru
   the highest rate of the last `memory_s` seconds. Without the first, a rate between two limits would change the tree
   again and again, and without the second, each burst would change it twice.
 - A higher limit must pay within `horizon_s` by Theorem 5 (switch_cost.py). So an idle root leaves its tree as it is.
+- What is counted is what comes through. While the root's thread has no idle time, or sources wait, this says nothing of
+  the load that is offered, and the queue of a busy thread need not grow: the sources stand in front of it. So when this
+  has been so for `long_s`, the load has *outgrown* the tree, and the limit becomes the one with which the root carries
+  most (servers.py), in one step. A load that the tree has carried may only be catching up after a pause
+  (`catching_up_s`). When the sources have caught up, the load is known, and a scale-up finds the limit for
+  it. Less than `gain` is no reason for a change, since long chains are slow.
+- A change after which less comes through is undone (limit_trials.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from penstock.runtime.multicast.queue_model import Affordable, affordable_limit
 from penstock.runtime.multicast.reach import binomial_degree
+from penstock.runtime.multicast.servers import Servers
 from penstock.runtime.multicast.switch_cost import multicast_rate, records_to_pay
 from penstock.runtime.units import Seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from penstock.runtime.multicast.load_monitor import Load, LoadMonitor
+
+
+# Sources that wait do not wait for the root, if less comes through than this part of what it could send.
+_EXPLAINED = 0.75
 
 
 @dataclass(frozen=True)
 class AdjustmentOptions:
-    """Says when a tree gets another out-degree limit. Durations are in seconds, or timedeltas. The first four are for
-    the LoadMonitor."""
+    """Says when a tree gets another out-degree limit. Durations are in seconds, or timedeltas. The first five and
+    `busy` are for the LoadMonitor."""
 
     interval_s: Seconds = Seconds(0.1)  # between two looks at the queue
     alpha: float = 0.8  # the weight of the past in measurements
     early: float = 0.1  # the part of the interval after which the root may look again at a queue that grows
     memory_s: Seconds = Seconds(2.0)  # for how long a high rate keeps the limit down
+    long_s: Seconds = Seconds(0.5)  # for how long a tree must be too narrow for the load
     down: float = 0.8  # of the room below the warning line that the queue took in one interval
     up: float = 0.6  # of the queue that went away in one interval
     warning: float = 0.9  # of the capacity
     margin: float = 0.1
     horizon_s: Seconds = Seconds(10.0)
+    pause_s: Seconds = Seconds(0.5)  # for which a source may stand still without consequences
+    catch_up_s: Seconds = Seconds(3.0)  # that its catching up may take at most
+    busy: float = 0.95  # the part of its time from which on a thread has no idle time
+    gain: float = 0.03  # that is no reason for a change
+    refused_s: Seconds = Seconds(300.0)  # for how long a limit is not tried again that made things worse
 
 
 class Sign(str, Enum):
@@ -93,32 +112,77 @@ def look_is_due(
     return now_s - looked_s >= monitor.early_s and sign_of(queued_before, queued, capacity, options) is Sign.DOWN
 
 
+def catching_up_s(load: Load, options: AdjustmentOptions) -> float:
+    """Returns how long the root catches up when its sources have stood still for `pause_s`, and the load is what it was
+    before: with half of what the root carries, as long as the pause was, and with nearly all of it, long."""
+    if not load.long_rate:
+        return options.catch_up_s
+    part = load.calm_rate / load.long_rate
+    return min(options.catch_up_s, options.pause_s * part / (1 - part)) if part < 1 else options.catch_up_s
+
+
 def decide(
-    load: Load, limit: int, destinations: int, capacity: float, switch_s: float, options: AdjustmentOptions
+    load: Load,
+    limit: int,
+    destinations: int,
+    capacity: float,
+    switch_s: float,
+    options: AdjustmentOptions,
+    servers: Servers | None = None,
+    refused: Collection[int] = (),
 ) -> Verdict:
     """Decides which limit a tree of so many destinations should have, which has `limit` now. `switch_s`: how long a
-    switch takes."""
+    switch takes; `servers`: what entries pass, else the root's thread alone; `refused`: limits that are not to be
+    tried."""
+    if servers is None:
+        servers = Servers(load.cost, load.pace)
     most = max(1, binomial_degree(destinations))  # a higher limit is the same tree
+    limit = min(limit, most)
+    allowed = [one for one in range(1, most + 1) if one == limit or one not in refused]
+    if load.outgrown:
+        return _outgrown(load, limit, servers, allowed, destinations, options)
+    if load.busy >= options.busy:
+        return Verdict(limit, "the root's thread has no idle time at the moment")
     sign = sign_of(load.queued_before, load.queued, capacity, options)
     if sign is Sign.DOWN:
         rate = max(load.rate, load.last_rate)
-        return _down(rate, min(limit, most), affordable_limit(rate, load.cost, capacity, most))
-    best = affordable_limit(load.rate, load.cost, capacity, most)
+        best = servers.affordable(rate, capacity, most)
+        verdict = _down(rate, limit, best.limit, best.overloaded)
+        if verdict.limit < limit and servers.by_windows(verdict.limit, destinations) < rate:
+            return replace(verdict, limit=servers.widest(allowed, destinations, options.gain))
+        return verdict
+    best = servers.affordable(load.rate, capacity, most)
     if sign is Sign.UP and best.limit > limit:
         rate = max(load.rate * (1 + options.margin), load.highest_rate)
-        roomy = affordable_limit(rate, load.cost, capacity, most).limit
-        return _up(load, limit, roomy, destinations, switch_s, options)
+        roomy = servers.affordable(rate, capacity, most).limit
+        roomy = max(one for one in allowed if one <= max(roomy, limit))
+        cost = replace(load.cost, copy_s=max(load.cost.copy_s, servers.link_s))
+        return _up(replace(load, cost=cost), limit, roomy, destinations, switch_s, options)
     return Verdict(limit, "the queue is steady" if sign is Sign.NONE else "no more is affordable", best.overloaded)
 
 
-def _down(rate: float, limit: int, best: Affordable) -> Verdict:
+def _outgrown(
+    load: Load, limit: int, servers: Servers, allowed: list[int], destinations: int, options: AdjustmentOptions
+) -> Verdict:
+    """The verdict on a tree that carries less than is offered."""
+    carries = servers.rate(limit, destinations)
+    entries = f"{load.long_rate:,.0f} entries/s"
+    if load.long_rate < _EXPLAINED * carries:
+        return Verdict(limit, f"the sources wait at {entries}, and the root could send {carries:,.0f}")
+    widest = servers.widest(allowed, destinations, options.gain)
+    if servers.rate(widest, destinations) <= (1 + options.gain) * carries:
+        return Verdict(limit, f"no tree carries more than {entries}; the sources wait", True)
+    return Verdict(widest, f"more is offered than {entries}, and trees with a limit of {widest} carry most")
+
+
+def _down(rate: float, limit: int, best: int, overloaded: bool) -> Verdict:
     """The verdict on a tree whose queue grows."""
     entries = f"{rate:,.0f} entries/s"
-    if best.overloaded:
+    if overloaded:
         return Verdict(1, f"{entries} are more than one child can be sent; the sources wait", True)
-    if best.limit >= limit:
+    if best >= limit:
         return Verdict(limit, f"{limit} children are affordable at {entries}")
-    return Verdict(best.limit, f"the queue grows, and {best.limit} children are affordable at {entries}")
+    return Verdict(best, f"the queue grows, and {best} children are affordable at {entries}")
 
 
 def _up(load: Load, limit: int, roomy: int, destinations: int, switch_s: float, options: AdjustmentOptions) -> Verdict:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.runtime.exchange.channel import OutChannel
+from penstock.runtime.exchange.channel import LINKS_MAX, OutChannel
 from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.message import BadMessage, Destination
 from penstock.runtime.multicast import least_change
@@ -35,7 +35,8 @@ from penstock.runtime.multicast.relay_log import Action, Connected, RootLog, Sen
 from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.multicast.tree_switch import Announcement, SwitchProgress, TreeSwitch
 from penstock.runtime.relaying import wire
-from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams
+from penstock.runtime.relaying.hop_probe import HopProbe
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams, ThreadTimes
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.wire import StreamId
 from penstock.runtime.transport.base import Buffer, LinkLoad, PeerTransport
@@ -90,6 +91,7 @@ class RootStream:
         self._wanted: tuple[tuple[int, ...], int] = ((), 1)  # relays and limit of the tree, or of the one to come
         self._switch: _Switch | None = None
         self._taken: dict[int, int] = {}  # by relay: the first entry that it lacks
+        self._probe = HopProbe()
         self._why = _why_none(0, 0, 0)  # why there is no tree; empty: there is one
         self._reachable = 0  # the number of channels whose workers have relays in the tree
 
@@ -147,6 +149,8 @@ class RootStream:
         self._append(number)
         size = cache.entries[number - cache.first][3]
         took_s = (root.stopwatch() - begun_ns) / 1e9
+        if self._probe.free and self._switch is None:
+            self._probe.follow(self._tree, self._log.next - 1, root.clock())
         root.adjuster.sent(len(self._tree.of(root.worker)), size + wire.HEAD_BYTES, took_s)
 
     def oldest(self) -> int:
@@ -210,6 +214,7 @@ class RootStream:
         before = self._tree
         after = least_change.adapted(before, nodes, limit, prompt=True)
         self._version += 1
+        self._probe.forget()
         lost = frozenset(self._log.lost & before.destinations)
         switch = TreeSwitch(before, Announcement(self._version, after), lost)
         self._switch = _Switch(SwitchProgress(switch, [_LOG]), now_ns)
@@ -274,6 +279,7 @@ class RootStream:
             for channel in self.members[:]
             if (relay := before.of_worker.get(channel.worker)) != self._root.relay_of(channel.worker)
         )
+        self._probe.forget()
         for relay in lost:
             self._taken.pop(relay, None)
             self._act(self._log.node_lost(relay))
@@ -302,6 +308,8 @@ class RootStream:
         log, switch = self._log, self._switch
         if kind == wire.DELIVERED:
             self._taken[sender] = place
+            if (hop_s := self._probe.has(sender, place, self._root.clock())) is not None:
+                self._root.adjuster.hop(hop_s)
             log.receipt(sender, number - 1)
             if switch is not None:
                 switch.progress.receipt(sender, _LOG, number - 1)
@@ -417,13 +425,18 @@ class MulticastRoot:
         adjuster: LimitAdjuster | None = None,
         *,
         stopwatch: Callable[[], int] | None = None,
+        core_wait: Callable[[], int] | None = None,
     ) -> None:
-        """`stopwatch`: tells the processor time of the thread in ns; without it, the clock says what sending takes."""
+        """`stopwatch`: tells the processor time of the thread in ns; without it, the clock says what sending takes, and
+        nothing is known of the thread's other work. `core_wait`: tells for how many ns the thread has waited for a
+        processor."""
         self.worker = worker
         self.life = life
         self._transport = transport
         self.clock = clock  # the time in ns
         self.stopwatch = clock if stopwatch is None else stopwatch
+        self._measures = stopwatch is not None
+        self._core_wait = core_wait
         self.adjuster = adjuster or LimitAdjuster()
         self._adjusts = limit is None
         self._limit = limit
@@ -567,14 +580,18 @@ class MulticastRoot:
                 self.reconsider()
             return
         crowded = adjuster.crowded
+        window_bytes = self.window()
         now = Streams(
             sum(stream.queued for stream in streams),
-            self.window(),
+            window_bytes,
             sum(stream.out.encoding_ns for stream in streams) / 1e9,
             max(stream.limit for stream in streams),
             max(len(stream.tree.destinations) for stream in streams),
+            any(stream.out.queue for stream in streams),
+            window_bytes // _CHILD_LINKS,
+            LINKS_MAX,
         )
-        limit = adjuster.look(now_s, now, self._relay_links)
+        limit = adjuster.look(now_s, now, self._relay_links, self._thread)
         if limit is not None:
             self._set_limit(limit)
         if adjuster.crowded != crowded:
@@ -582,6 +599,12 @@ class MulticastRoot:
 
     def _relay_links(self) -> dict[int, LinkLoad]:
         return {peer: load for peer, load in self._transport.links().items() if peer in self._map.addresses}
+
+    def _thread(self) -> ThreadTimes:
+        if not self._measures:
+            return ThreadTimes()
+        core_wait_ns = 0 if self._core_wait is None else self._core_wait()
+        return ThreadTimes(self.stopwatch() / 1e9, core_wait_ns / 1e9)
 
     def window(self) -> int:
         """Returns how many bytes may be under way in all streams, to the children of the root."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.runtime.multicast.reach import binomial_degree
 from penstock.runtime.multicast.self_adjustment import AdjustmentOptions
-from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams, ThreadTimes
 from penstock.runtime.transport.base import LinkLoad
 
 
@@ -39,7 +39,13 @@ class LimitToggle(LimitAdjuster):
         """See LimitAdjuster."""
         return now_s >= self._due_s
 
-    def look(self, now_s: float, streams: Streams, links: Callable[[], Mapping[int, LinkLoad]]) -> int | None:
+    def look(
+        self,
+        now_s: float,
+        streams: Streams,
+        links: Callable[[], Mapping[int, LinkLoad]],
+        thread: Callable[[], ThreadTimes] = ThreadTimes,
+    ) -> int | None:
         """See LimitAdjuster."""
         if now_s < self._due_s:
             return None
