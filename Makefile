@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test collected guests lint format bench bench-quick slow campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test collected guests lint format bench bench-quick slow campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-busy-roots campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -119,6 +119,9 @@ campaign-streams: setup ## run N (10000) streams between machines whose connecti
 
 campaign-trees: setup ## run N (10000) simulated multicast trees with switches and faults, starting from SEED
 	$(BIN)/python -m tests.multicast.campaign --seeds $(or $(N),10000) --seed $(SEED) $(ARGS)
+
+campaign-busy-roots: setup ## trees of roots with other work beside the best fixed ones, N (225: all) stories, from SEED
+	$(BIN)/python -m tests.multicast.busy_roots --cells $(or $(N),225) --seed $(SEED) $(ARGS)
 
 campaign-heads: setup ## fuzz what reads the bytes of other machines for SECONDS, starting from SEED
 	$(BIN)/python -m tests.heads.fuzz --seconds $(SECONDS) --seed $(SEED)

@@ -59,9 +59,9 @@ BODY = 3_000
 _HEAD = 20  # of a body
 WINDOW = 18 * BODY  # of credit, as in a job with bodies of 15 KB
 
-STORY_S = 6.0
+STORY_S = 5.5
 LEARNING_S = 1.0  # at the beginning, which does not count
-PAUSE_AT_S, PAUSE_S = 2.5, 0.3
+PAUSE_AT_S, PAUSE_S = 2.0, 0.3
 _FULL_S = 0.1  # for which it is looked how much a fixed tree carries, when so long a time has filled its windows
 
 
@@ -361,8 +361,9 @@ def campaign(cells: Iterable[Cell], jobs: int) -> int:
             changes.append(found.changes)
             failed += found.failed
     middle = statistics.median(parts)
+    most = max(changes)
     print(
-        f"{len(parts)} cells: median {middle:.3f}, worst {min(parts):.3f}, at most {max(changes)} changes of a limit at a time"
+        f"{len(parts)} cells: median {middle:.3f}, worst {min(parts):.3f}, at most {most} changes of a limit at a time"
     )
     return failed + (middle < MIDDLE)
 

@@ -6,7 +6,14 @@ import math
 from typing import Any
 from unittest import mock
 
-from penstock.runtime.multicast import least_change, queue_model, self_adjustment
+from penstock.runtime.multicast import (
+    least_change,
+    limit_trials,
+    load_monitor,
+    queue_model,
+    self_adjustment,
+    servers,
+)
 from penstock.runtime.multicast.relay_log import Connected, Cursor, RelayLog, RootLog
 from penstock.runtime.multicast.tree_switch import Announcement, SwitchProgress
 from tests.planting import Test, planted_fault
@@ -150,3 +157,82 @@ def _the_sign_as_printed() -> Any:
 def _every_scale_up_pays() -> Any:
     """A tree gets a higher limit as soon as it is affordable."""
     return mock.patch.object(self_adjustment, "records_to_pay", return_value=-1.0)
+
+
+BUSY = "tests/relaying/test_limit_adjuster.py::"
+DECISION = "penstock/runtime/multicast/self_adjustment.py"
+
+
+@planted_fault(
+    "penstock/runtime/multicast/queue_model.py",
+    Test("tests/multicast/test_servers.py::test_other_work_of_the_thread_is_part_of_the_time_of_an_entry"),
+)
+def _the_root_s_thread_does_nothing_else() -> Any:
+    """The time of an entry leaves out the other work of the root's thread, as in the paper."""
+    return mock.patch.object(
+        queue_model.Cost, "record_s", lambda self, children: children * self.copy_s + self.encode_s
+    )
+
+
+@planted_fault("penstock/runtime/multicast/load_monitor.py", Test(f"{BUSY}test_a_busy_source_gets_fewer_children"))
+def _a_thread_without_idle_time_is_no_sign() -> Any:
+    """Only a queue that grows calls for fewer children."""
+    return mock.patch.object(load_monitor, "_wanted_s", return_value=0.0)
+
+
+@planted_fault(
+    DECISION,
+    Test(
+        "tests/multicast/test_self_adjustment.py::test_a_load_that_has_outgrown_its_tree_gets_the_widest_one_in_one_step"
+    ),
+)
+def _one_child_less_at_a_time() -> Any:
+    """A tree that the load has outgrown gets the limit that the model affords at the rate that comes through."""
+
+    def step(self: Any, limits: Any, destinations: int, gain: float) -> int:
+        return max(1, max(limits) - 1)
+
+    return mock.patch.object(servers.Servers, "widest", step)
+
+
+@planted_fault(
+    "penstock/runtime/multicast/servers.py",
+    Test("tests/multicast/test_servers.py::test_the_widest_tree_is_neither_always_a_chain_nor_long_for_little"),
+)
+def _windows_without_end() -> Any:
+    """A chain is taken to carry whatever its root can send, however long it is."""
+    return mock.patch.object(servers.Servers, "by_windows", return_value=math.inf)
+
+
+@planted_fault(
+    "penstock/runtime/multicast/limit_trials.py",
+    Test(f"{BUSY}test_a_scale_up_after_which_the_rate_falls_is_undone_and_not_tried_again"),
+)
+def _no_change_is_undone() -> Any:
+    """A tree keeps a limit after which less comes through, as long as the model affords it."""
+    return mock.patch.object(limit_trials.LimitTrials, "undone", return_value=None)
+
+
+@planted_fault(
+    "penstock/runtime/multicast/limit_trials.py",
+    Test(f"{BUSY}test_a_scale_up_after_which_the_rate_falls_is_undone_and_not_tried_again"),
+)
+def _what_failed_is_tried_again() -> Any:
+    """A limit that made things worse is tried again as soon as the model affords it."""
+    return mock.patch.object(limit_trials.LimitTrials, "refused", return_value=set())
+
+
+@planted_fault(
+    DECISION, Test("tests/multicast/test_self_adjustment.py::test_sources_that_wait_for_somebody_else_change_no_tree")
+)
+def _every_wait_is_the_root_s() -> Any:
+    """Sources that wait for a slow task count as waiting for the root."""
+    return mock.patch.object(self_adjustment, "_EXPLAINED", 0.0)
+
+
+@planted_fault(
+    DECISION, Test("tests/multicast/test_self_adjustment.py::test_a_load_is_given_the_time_that_catching_up_takes")
+)
+def _a_pause_is_a_burst() -> Any:
+    """A load that the tree has carried is given no time to catch up after a pause."""
+    return mock.patch.object(self_adjustment, "catching_up_s", return_value=0.0)

@@ -144,3 +144,59 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         LoadMonitor(1.0, 1.0)
     with pytest.raises(ValueError, match="interval_s=0"):
         LoadMonitor(0.0, 0.8)
+
+
+def used(second: float, arrived: int, thread_s: float, core_wait_s: float = 0.0) -> tuple[float, Counters]:
+    """A time, and the counters of a root with copies of 10 us and encodings of 5 us."""
+    return second, Counters(arrived, arrived, arrived * 10e-6, arrived, arrived * 5e-6, thread_s, core_wait_s)
+
+
+def test_other_work_is_what_is_left_of_the_thread_s_processor_time() -> None:
+    monitor = LoadMonitor(0.1, 0.8)
+    monitor.look(*used(0.0, 0, 3.0), 0)
+    load = monitor.look(*used(0.1, 1_000, 3.08), 0)
+    assert load is not None
+    assert load.cost.other_s == pytest.approx(65e-6)
+    assert load.busy == pytest.approx(0.8)
+    assert load.long_busy == 0, "half a second is not over"
+    assert LoadMonitor(0.1, 0.8).look(*used(0.0, 0, 0.0), 0) is None
+
+
+def test_a_thread_that_waits_for_a_processor_is_not_idle() -> None:
+    monitor = LoadMonitor(0.1, 0.8)
+    for tenth in range(7):
+        load = monitor.look(*used(tenth / 10, 1_000 * tenth, 0.04 * tenth, 0.06 * tenth), 0)
+    assert load is not None
+    assert load.long_busy == pytest.approx(1.0)
+    assert load.pace == pytest.approx(0.4)
+    assert load.long_rate == pytest.approx(10_000)
+    monitor.begin_anew()
+    load = monitor.look(*used(0.7, 7_000, 0.28, 0.42), 0)
+    assert load is not None
+    assert load.long_busy == 0
+
+
+def test_the_calm_rate_is_that_of_times_with_idle_time_in_which_nothing_waits() -> None:
+    monitor = LoadMonitor(0.1, 0.0)
+    looks = [(1_000, 0.05, False), (3_000, 0.15, False), (4_000, 0.2, True), (5_500, 0.27, False)]
+    monitor.look(*used(0.0, 0, 0.0), 0)
+    found = []
+    for tenth, (arrived, thread_s, waiting) in enumerate(looks, 1):
+        load = monitor.look(*used(tenth / 10, arrived, thread_s), 0, waiting)
+        assert load is not None
+        found.append(round(load.calm_rate))
+    assert found == [10_000, 10_000, 10_000, 15_000], (
+        "the second one had no idle time, and in the third something waited"
+    )
+
+
+def test_a_moment_without_records_is_not_taken_for_the_load() -> None:
+    monitor = LoadMonitor(0.1, 0.8)
+    monitor.look(*used(0.0, 0, 0.0), 0)
+    for tenth in range(1, 31):
+        monitor.look(*used(tenth / 10, 1_000 * tenth, 0.05 * tenth), 0)
+    load = monitor.look(*used(3.3, 30_000, 1.5), 0)
+    assert load is not None
+    assert load.calm_rate > 9_500
+    assert load.rate < 5_500
+    assert load.highest_smoothed == pytest.approx(10_000)

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from penstock.runtime.multicast.load_monitor import Counters, Load, LoadMonitor
 from penstock.runtime.multicast.queue_model import Cost, affordable_limit
 from penstock.runtime.multicast.reach import binomial_degree
-from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, Sign, decide, look_is_due, sign_of
+from penstock.runtime.multicast.self_adjustment import (
+    AdjustmentOptions,
+    Sign,
+    catching_up_s,
+    decide,
+    look_is_due,
+    sign_of,
+)
+from penstock.runtime.multicast.servers import Servers
 
 Q = 1024
 COST = Cost(5.2e-6)
@@ -136,6 +144,55 @@ def test_a_verdict_moves_towards_the_model_s_answer(
         assert again.limit == verdict.limit
     elif verdict.limit < min(limit, most):
         assert verdict.limit == best
+
+
+BUSY = Cost(20e-6, 10e-6, 50e-6)
+
+
+def busy(long_rate: float, **more: float) -> Load:
+    """The load of a thread without idle time."""
+    return replace(load(long_rate, cost=BUSY), busy=1.0, long_busy=1.0, long_rate=long_rate, **more)
+
+
+def test_a_load_that_has_outgrown_its_tree_gets_the_widest_one_in_one_step() -> None:
+    """What comes through is what five children let through, so the model would say four, and then three."""
+    found = replace(busy(1 / BUSY.record_s(5)), outgrown=True)
+    assert affordable_limit(found.rate, BUSY, Q, 5).limit == 4
+    verdict = decide(found, 5, 29, Q, SWITCH_S, OPTIONS)
+    assert (verdict.limit, verdict.overloaded) == (1, False)
+    at_most = decide(replace(busy(1 / BUSY.record_s(1)), outgrown=True), 1, 29, Q, SWITCH_S, OPTIONS)
+    assert (at_most.limit, at_most.overloaded) == (1, True)
+    assert decide(found, 5, 29, Q, SWITCH_S, OPTIONS, refused=[1]).limit == 2
+
+
+def test_a_thread_without_idle_time_says_nothing_of_the_load_at_once() -> None:
+    for queued in ((0, 0), (400, 900)):
+        now = replace(busy(1 / BUSY.record_s(3)), queued_before=queued[0], queued=queued[1])
+        assert decide(now, 3, 29, Q, SWITCH_S, OPTIONS).limit == 3
+
+
+def test_sources_that_wait_for_somebody_else_change_no_tree() -> None:
+    """A slow task takes 1,000 entries a second, of the 9,090 that the root could send to two children."""
+    waits = replace(load(1_000, cost=BUSY), long_rate=1_000, outgrown=True)
+    verdict = decide(waits, 2, 29, Q, SWITCH_S, OPTIONS)
+    assert verdict.limit == 2
+    assert not verdict.overloaded
+
+
+def test_a_load_is_given_the_time_that_catching_up_takes() -> None:
+    assert catching_up_s(busy(10_000, calm_rate=0.0), OPTIONS) == 0
+    assert catching_up_s(busy(10_000, calm_rate=5_000.0), OPTIONS) == pytest.approx(OPTIONS.pause_s)
+    assert catching_up_s(busy(10_000, calm_rate=8_000.0), OPTIONS) == pytest.approx(4 * OPTIONS.pause_s)
+    assert catching_up_s(busy(10_000, calm_rate=10_000.0), OPTIONS) == OPTIONS.catch_up_s
+
+
+def test_no_limit_is_lowered_below_what_the_windows_let_through() -> None:
+    """150,000 entries a second are what a chain's root could send. Its windows let through 85,000, which is less than
+    the root can send to two children."""
+    growing = load(150_000, 400, 900)
+    slow = Servers(COST, window=100.0, windows_most=16, hop_s=0.25e-3)
+    assert decide(growing, 5, 64, Q, SWITCH_S, OPTIONS).limit == 1
+    assert decide(growing, 5, 64, Q, SWITCH_S, OPTIONS, slow).limit == 2
 
 
 class Root:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
 from penstock.runtime.multicast.self_adjustment import AdjustmentOptions
-from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams, ThreadTimes
 from penstock.runtime.relaying.tree_options import LimitToggle, TreeOptions
 from penstock.runtime.transport.base import LinkLoad
 
@@ -201,3 +202,75 @@ def test_a_switch_may_take_as_long_as_the_queue_has_room_for_when_it_begins() ->
 def test_a_benchmark_sets_what_the_paper_varies() -> None:
     given = AdjustmentOptions(alpha=0.5, down=0.5, up=0.3, warning=0.8)
     assert TreeOptions(adjustment=given).adjuster()._options is given
+
+
+class Thread:
+    """A root whose thread sends entries as quickly as it can, or at a rate. `slow`: the limits with which relays cannot
+    keep up, by the entries a second that they take."""
+
+    def __init__(self, *, limit: int = 3, other_s: float = 0.0, slow: dict[int, float] | None = None) -> None:
+        self.adjuster = LimitAdjuster()
+        self.limit = limit
+        self.now_s = self.used_s = self.encoding_s = 0.0
+        self.other_s = other_s
+        self.slow = slow or {}
+        self.limits: list[int] = []
+
+    def run(self, rate: float, seconds: float) -> float:
+        """Offers so many entries a second, in tenths of a second. Returns how many were sent in the last one."""
+        sent = 0.0
+        for _ in range(round(10 * seconds)):
+            entry_s = self.other_s + 10e-6 + self.limit * 20e-6
+            most = self.slow.get(self.limit, math.inf)
+            sent = min(rate, 1 / entry_s, most)
+            for _ in range(round(sent / 10)):
+                self.adjuster.sent(self.limit, SIZE, self.limit * 20e-6)
+            self.now_s += 0.1
+            self.used_s += round(sent / 10) * entry_s
+            self.encoding_s += round(sent / 10) * 10e-6
+            waiting = sent == most < rate
+            streams = Streams(0, WINDOW, self.encoding_s, self.limit, NODES, waiting)
+            thread = ThreadTimes(self.used_s)
+            found = self.adjuster.look(self.now_s, streams, dict, lambda thread=thread: thread)  # type: ignore[misc]
+            if found is not None:
+                self.limit = found
+                self.limits.append(found)
+        return sent
+
+
+def test_a_busy_source_gets_fewer_children() -> None:
+    """With 50 us of other work, three children let 8,333 entries a second through, and two 10,000. Before, the model
+    left out the other work, and the tree stayed as it was."""
+    thread = Thread(other_s=50e-6)
+    thread.run(4_000, 2.0)
+    assert thread.run(9_000, 8.0) == 9_000
+    assert thread.limits in ([1], [1, 2])
+    assert thread.adjuster.status()["other_us"] == pytest.approx(50, rel=0.01)
+
+
+def test_a_load_that_falls_gets_the_children_back_that_are_affordable() -> None:
+    thread = Thread(other_s=50e-6)
+    thread.run(20_000, 3.0)
+    assert thread.limit == 1
+    assert thread.adjuster.status()["overloaded"]
+    thread.run(5_000, 5.0)
+    assert thread.limits == [1, 3]
+    assert not thread.adjuster.status()["overloaded"]
+
+
+def test_a_scale_up_after_which_the_rate_falls_is_undone_and_not_tried_again() -> None:
+    """Relays that send to three others each take no more than 3,000 entries a second, which nobody measures."""
+    thread = Thread(limit=1, slow={3: 3_000.0})
+    thread.run(5_000, 20.0)
+    assert thread.limits[:2] == [3, 1]
+    assert thread.limits in ([3, 1], [3, 1, 2])
+    assert thread.run(5_000, 1.0) == 5_000
+    thread.run(2_000, 5.0)
+    assert thread.limit == 3, "a lower load may be carried"
+
+
+def test_sources_that_wait_for_slow_tasks_change_no_tree() -> None:
+    thread = Thread(slow=dict.fromkeys((1, 2, 3), 1_000.0))
+    thread.run(5_000, 10.0)
+    assert not thread.limits
+    assert "the sources wait" in thread.adjuster.status()["reason"]

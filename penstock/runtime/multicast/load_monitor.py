@@ -13,9 +13,10 @@ nothing waited to be sent: a load that is known. It is remembered while there ar
 
 A smoothed rate is late: with an alpha of 0.8, it takes ten looks to come within a tenth of a step. So a load also has
 the *last rate*, for decisions that cannot wait, and the highest last rate of some seconds, for decisions that a burst
-must not undo (self_adjustment.py). The last rate is that of the last interval. An early look is made because the queue
-grows, and its interval may have begun long before that. Its last rate is the rate since the queue was short, for which
-the relay *glances* at its queue between two looks.
+must not undo (self_adjustment.py). So that a pause undoes nothing either, the highest smoothed rate of half this time
+is remembered, too. The last rate is that of the last interval. An early look is made because the queue grows, and its
+interval may have begun long before that. Its last rate is the rate since the queue was short, for which the relay
+*glances* at its queue between two looks.
 
 A relay looks and glances before it takes a batch in, not after: a batch that has just come whole is no queue that
 grows.
@@ -30,6 +31,8 @@ from penstock.runtime.multicast.queue_model import Cost
 
 # How many glances are kept: those of about twice the least time between two looks.
 _GLANCES = 8
+# A calm rate that is lower than what is remembered takes its place as slowly as that.
+_CALM_HALF_LIFE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,11 @@ class Counters:
 @dataclass(frozen=True)
 class Load:
     """What is known of a root at a look. `queued_before` is the queue at the look before. `highest_rate` is the highest
-    last rate that the monitor remembers. `busy`: the part of the last interval in which the thread was not idle.
-    `long_busy`, `long_rate`: the same of a longer time, and the rate in it; 0 until it is over. `pace`: the part of the
-    time for which the thread gets a processor when it wants one. `calm_rate`: see the module's docstring. `outgrown`:
-    whether the tree has been too narrow for the load for long, as the monitor's user says."""
+    last rate that the monitor remembers, and `highest_smoothed` the same of smoothed rates, for half the time. `busy`:
+    the part of the last interval in which the thread was not idle. `long_busy`, `long_rate`: the same of a longer time,
+    and the rate in it; 0 until it is over. `pace`: the part of the time for which the thread gets a processor when it
+    wants one. `calm_rate`: see the module's docstring. `outgrown`: whether the tree has been too narrow for the load
+    for long, as the monitor's user says."""
 
     rate: float
     cost: Cost
@@ -79,7 +83,26 @@ class Load:
     long_rate: float = 0.0
     pace: float = 1.0
     calm_rate: float = 0.0
+    highest_smoothed: float = 0.0
     outgrown: bool = False
+
+
+class _Highest:
+    """The highest rate of the last `memory_s` seconds."""
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._rates: deque[tuple[float, float]] = deque()  # with the time of each; later ones are lower
+
+    def of(self, now_s: float, rate: float) -> float:
+        """Takes in a rate, and returns the highest one."""
+        rates = self._rates
+        while rates and rates[0][0] <= now_s - self._memory_s:
+            rates.popleft()
+        while rates and rates[-1][1] <= rate:
+            rates.pop()
+        rates.append((now_s, rate))
+        return rates[0][1]
 
 
 class LoadMonitor:
@@ -103,12 +126,12 @@ class LoadMonitor:
         self._interval_s = interval_s
         self._alpha = alpha
         self.early_s = early * interval_s
-        self._memory_s = memory_s
+        self._highest = _Highest(memory_s)
+        self._highest_smoothed = _Highest(memory_s / 2)  # a smoothed rate is late anyway
         self._long_s = long_s
         self._busy = busy
         self._calm_rate = 0.0
         self._looks: deque[tuple[float, Counters]] = deque()  # of the longer time, and the last one before it
-        self._highest: deque[tuple[float, float]] = deque()  # (time, rate), with rates that fall
         self._seen: tuple[float, Counters, int] | None = None
         self._glances: deque[tuple[float, int, int]] = deque(maxlen=_GLANCES)  # (time, arrived, queued)
         self._rate: float | None = None
@@ -157,7 +180,8 @@ class LoadMonitor:
         if elapsed_s < self._interval_s:
             grown_from_s, arrived = self._grown_from(glances, now_s, queued)
             last_rate = (counters.arrived - arrived) / (now_s - grown_from_s)
-        highest_rate = self._remember(now_s, last_rate)
+        highest_rate = self._highest.of(now_s, last_rate)
+        highest_smoothed = self._highest_smoothed.of(now_s, self._rate)
         copies, encoded = counters.copies - then.copies, counters.encoded - then.encoded
         copying_s, encoding_s = counters.copying_s - then.copying_s, counters.encoding_s - then.encoding_s
         # An interval without copies says nothing of their cost.
@@ -172,13 +196,13 @@ class LoadMonitor:
         busy = _wanted_s(then, counters) / elapsed_s
         if busy < self._busy and not waiting:
             smoothed = _smooth(self._calm_rate, arrived / elapsed_s, past)
-            self._calm_rate = max(smoothed, self._calm_rate * 0.5 ** (elapsed_s / self._memory_s))
+            self._calm_rate = max(smoothed, self._calm_rate * 0.5 ** (elapsed_s / _CALM_HALF_LIFE_S))
         first_s, first = self._longer(now_s, counters)
         if not self._copy_s or self._emit_s is None:
             return None
         cost = Cost(self._copy_s, self._encode_s or 0.0, self._other_s or 0.0)
         load = Load(self._rate, cost, queued, queued_before, self._emit_s, last_rate, highest_rate, busy)
-        load = replace(load, calm_rate=self._calm_rate)
+        load = replace(load, calm_rate=self._calm_rate, highest_smoothed=highest_smoothed)
         wanted_s, long_s = _wanted_s(first, counters), now_s - first_s
         if wanted_s > 0:
             load = replace(load, pace=(counters.thread_s - first.thread_s) / wanted_s)
@@ -207,16 +231,6 @@ class LoadMonitor:
             ),
             (first_s, first),
         )
-
-    def _remember(self, now_s: float, rate: float) -> float:
-        """Remembers the rate of an interval, and returns the highest one that is remembered."""
-        highest = self._highest
-        while highest and highest[0][0] <= now_s - self._memory_s:
-            highest.popleft()
-        while highest and highest[-1][1] <= rate:
-            highest.pop()
-        highest.append((now_s, rate))
-        return highest[0][1]
 
 
 def _wanted_s(then: Counters, now: Counters) -> float:

@@ -13,16 +13,17 @@ so the limit does not creep up and down by ones. Penstock adds to the paper's ru
 - A scale-down cannot wait: at 80,000 records/s and five children, a queue of 1,024 records is full after 25 ms. So the
   root looks as soon as the queue says so (`look_is_due`), not at the end of the interval, and the limit is what the
   model affords at the smoothed rate or at the last rate (load_monitor.py), whichever is higher.
-- A scale-up can wait. A higher limit must be affordable at a rate that is `margin` higher than the smoothed one, and at
-  the highest rate of the last `memory_s` seconds. Without the first, a rate between two limits would change the tree
-  again and again, and without the second, each burst would change it twice.
+- A scale-up can wait. A higher limit must be affordable at a rate that is `margin` higher than the smoothed one, now
+  and before a pause, and at the highest rate of the last `memory_s` seconds. Without the first, a rate between two
+  limits would change the tree again and again, and so would pauses. Without the second, each burst would change it
+  twice.
 - A higher limit must pay within `horizon_s` by Theorem 5 (switch_cost.py). So an idle root leaves its tree as it is.
 - What is counted is what comes through. While the root's thread has no idle time, or sources wait, this says nothing of
   the load that is offered, and the queue of a busy thread need not grow: the sources stand in front of it. So when this
   has been so for `long_s`, the load has *outgrown* the tree, and the limit becomes the one with which the root carries
   most (servers.py), in one step. A load that the tree has carried may only be catching up after a pause
-  (`catching_up_s`). When the sources have caught up, the load is known, and a scale-up finds the limit for
-  it. Less than `gain` is no reason for a change, since long chains are slow.
+  (`catching_up_s`). When the sources have caught up, the load is known, and a scale-up finds the limit for it. Less
+  than `gain` is no reason for a change, since long chains are slow.
 - A change after which less comes through is undone (limit_trials.py).
 """
 
@@ -153,7 +154,7 @@ def decide(
         return verdict
     best = servers.affordable(load.rate, capacity, most)
     if sign is Sign.UP and best.limit > limit:
-        rate = max(load.rate * (1 + options.margin), load.highest_rate)
+        rate = max(max(load.rate, load.highest_smoothed) * (1 + options.margin), load.highest_rate)
         roomy = servers.affordable(rate, capacity, most).limit
         roomy = max(one for one in allowed if one <= max(roomy, limit))
         cost = replace(load.cost, copy_s=max(load.cost.copy_s, servers.link_s))

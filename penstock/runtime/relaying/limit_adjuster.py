@@ -111,8 +111,10 @@ class LimitAdjuster:
         self._sending_s += seconds
 
     def hop(self, seconds: float) -> None:
-        """An entry has taken so long from one relay to the next."""
-        self._hop_s += _HOP_WEIGHT * (seconds - self._hop_s) if self._hop_s else seconds
+        """An entry has taken so long from one relay to the next. One that was under way while the root stood still
+        counts little."""
+        known_s = self._hop_s or seconds
+        self._hop_s = known_s + _HOP_WEIGHT * (min(seconds, 2 * known_s) - known_s)
 
     def longest_switch_s(self, queued: int, window_bytes: int) -> float:
         """Returns how long a switch that begins now may take, by Theorem 4."""
@@ -202,7 +204,8 @@ class LimitAdjuster:
 
     def _decide(self, now_s: float, load: Load, servers: Servers, streams: Streams, capacity: float) -> Verdict:
         limit, options = streams.limit, self._options
-        refused = self._trials.refused(now_s, math.inf if load.outgrown else load.rate)
+        rate = math.inf if load.outgrown else max(load.highest_smoothed, load.highest_rate)
+        refused = self._trials.refused(now_s, rate)
         verdict = decide(load, limit, streams.nodes, capacity, self._switch_s, options, servers, refused)
         sign = sign_of(load.queued_before, load.queued, capacity, options)
         return verdict if load.outgrown else self._twice(now_s, verdict, limit, sign)
