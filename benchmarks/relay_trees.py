@@ -246,7 +246,7 @@ def _switches(bench: Bench, count: int, each_way_s: float) -> None:
             )
 
 
-def _late_rate(root: dict[str, Any], relays: dict[int, Any], from_s: float, until_s: float) -> float:
+def late_rate(root: dict[str, Any], relays: dict[int, Any], from_s: float, until_s: float) -> float:
     """The bodies a second that came to the relay with the fewest, in a time that counts from the first body."""
     begin, end = (root["started_ns"] + at_s * 1e9 for at_s in (from_s, until_s))
     return min(sum(begin <= at < end for at in found["arrived"]) for found in relays.values()) / (until_s - from_s)
@@ -264,7 +264,7 @@ def _adjusting(bench: Bench, what: str, other_us: float, link: float | None) -> 
         def carried(limit: int | None, rate: int = 0, from_s: float = settled_s) -> tuple[float, list[Any]]:
             profile = [(seconds if rate else seconds - settled_s, rate)]
             root, relays = multicast(hosts, profile, [limit], size=BODY, other_us=other_us)
-            return _late_rate(root, relays, from_s, profile[0][0]), root["switches"]
+            return late_rate(root, relays, from_s, profile[0][0]), root["switches"]
 
         most = {limit: carried(limit, from_s=0.3 * (seconds - settled_s))[0] for limit in _FIXED}
         for limit, rate in most.items():

@@ -48,6 +48,18 @@ def test_a_tree_of_one_layer() -> None:
     assert not any(found["forwarded"] for found in relays.values())
 
 
+def test_a_root_has_other_work_for_each_body() -> None:
+    busy, _ = relay_trees.multicast(hosts(4), [(0.2, 100)], [1], size=1000, other_us=5_000.0)
+    assert busy["cpu_s"] >= 20 * 0.005
+
+
+def test_what_came_late_counts_for_no_tree() -> None:
+    root = {"started_ns": 1_000_000_000}
+    arrived = [[1_500_000_000, 2_200_000_000, 2_900_000_000, 3_100_000_000], [2_100_000_000, 3_500_000_000]]
+    relays = {number: {"arrived": found} for number, found in enumerate(arrived, FIRST_RELAY + 1)}
+    assert relay_trees.late_rate(root, relays, 1.0, 2.0) == 1.0, "of the relay with the fewest"
+
+
 @pytest.mark.parametrize("form", ["together", "relays"])
 def test_keyed_messages_arrive(form: str) -> None:
     found = relay_keyed.measure(hosts(2), form, 1, 300, 0.1, 0)

@@ -19,30 +19,32 @@ class _Change:
     before: int
     after: int
     rate: float
+    through: float
 
 
 class LimitTrials:
     """See the module's docstring. `trial_s`: how long a change is on trial; `memory_s`: how long a limit is refused;
-    `gain`: the part by which rates differ by chance. Times are in seconds."""
+    `chance`: the part by which rates differ by chance. Times are in seconds."""
 
-    def __init__(self, trial_s: float, memory_s: float, gain: float) -> None:
+    def __init__(self, trial_s: float, memory_s: float, chance: float) -> None:
         self._trial_s = trial_s
         self._memory_s = memory_s
-        self._gain = gain
+        self._part = 1 - chance
         self._change: _Change | None = None
         self._failed: dict[int, tuple[float, float]] = {}  # by limit: when it failed, and the rate that it had to carry
 
-    def changed(self, now_s: float, before: int, after: int, rate: float) -> None:
-        """The tree gets another limit, when so many entries a second come."""
-        self._change = _Change(now_s, before, after, rate)
+    def changed(self, now_s: float, before: int, after: int, rate: float, pace: float = 1.0) -> None:
+        """The tree gets another limit, when so many entries a second come. `pace`: the part of the time for which the
+        thread has a processor when it wants one."""
+        self._change = _Change(now_s, before, after, rate, rate / pace)
 
-    def undone(self, now_s: float, limit: int, rate: float) -> int | None:
+    def undone(self, now_s: float, limit: int, rate: float, pace: float = 1.0) -> int | None:
         """Returns the limit to go back to, or None. Called when sources wait, with the present limit and the rate that
         comes through."""
         change = self._change
         if change is None or change.after != limit or now_s - change.at_s > self._trial_s:
             return None
-        if rate >= (1 - self._gain) * change.rate:
+        if rate / pace >= self._part * change.through:
             return None
         self._change = None  # to go back is no trial
         self._failed[limit] = now_s, change.rate
@@ -51,4 +53,4 @@ class LimitTrials:
     def refused(self, now_s: float, rate: float) -> set[int]:
         """Returns the limits that have failed at such a rate, or at a lower one."""
         self._failed = {limit: failed for limit, failed in self._failed.items() if now_s - failed[0] <= self._memory_s}
-        return {limit for limit, (_, carried) in self._failed.items() if rate >= (1 - self._gain) * carried}
+        return {limit for limit, (_, carried) in self._failed.items() if rate >= self._part * carried}

@@ -67,6 +67,8 @@ class AdjustmentOptions:
     catch_up_s: Seconds = Seconds(3.0)  # that its catching up may take at most
     busy: float = 0.95  # the part of its time from which on a thread has no idle time
     gain: float = 0.03  # that is no reason for a change
+    trial_s: Seconds = Seconds(4.0)  # for how long a change is on trial
+    chance: float = 0.1  # by which part fewer entries may come through after a change
     refused_s: Seconds = Seconds(300.0)  # for how long a limit is not tried again that made things worse
 
 

@@ -85,7 +85,7 @@ class LimitAdjuster:
         self._monitor = LoadMonitor(
             given.interval_s, given.alpha, given.early, given.memory_s, given.long_s, given.busy
         )
-        self._trials = LimitTrials(given.horizon_s, given.refused_s, given.gain)
+        self._trials = LimitTrials(given.trial_s, given.refused_s, given.chance)
         self._looked_s = -math.inf  # at links without a tree
         self._free_s = -math.inf  # when no log waited, or the tree was another one, for the last time
         self._wide_s = -math.inf  # when the tree was wide enough for the last time
@@ -171,7 +171,7 @@ class LimitAdjuster:
             return None
         load = self._load = replace(load, outgrown=self._outgrown(now_s, load))
         servers = self._servers = self._found(now_s, load, streams)
-        former = self._trials.undone(now_s, limit, load.long_rate) if load.outgrown else None
+        former = self._trials.undone(now_s, limit, load.long_rate, load.pace) if load.outgrown else None
         if former is None:
             self.verdict = self._decide(now_s, load, servers, streams, capacity)
         else:
@@ -183,7 +183,7 @@ class LimitAdjuster:
             return None
         if former is None:
             rate = load.long_rate if load.outgrown else load.rate
-            self._trials.changed(now_s, limit, self.verdict.limit, rate)
+            self._trials.changed(now_s, limit, self.verdict.limit, rate, load.pace)
         self._free_s = now_s
         monitor.begin_anew()
         return self.verdict.limit
