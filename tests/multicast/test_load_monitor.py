@@ -176,6 +176,16 @@ def test_a_thread_that_waits_for_a_processor_is_not_idle() -> None:
     assert load.long_busy == 0
 
 
+def test_a_thread_that_got_no_processor_still_has_a_pace() -> None:
+    monitor = LoadMonitor(0.1, 0.8)
+    monitor.look(*used(0.0, 0, 0.0), 0)
+    monitor.look(*used(0.1, 100, 0.05), 0)
+    monitor.begin_anew()
+    load = monitor.look(*used(0.2, 100, 0.05, 0.1), 0)
+    assert load is not None
+    assert 0 < load.pace < 0.1
+
+
 def test_the_calm_rate_is_that_of_times_with_idle_time_in_which_nothing_waits() -> None:
     monitor = LoadMonitor(0.1, 0.0)
     looks = [(1_000, 0.05, False), (3_000, 0.15, False), (4_000, 0.2, True), (5_500, 0.27, False)]

@@ -171,6 +171,12 @@ def test_a_thread_without_idle_time_says_nothing_of_the_load_at_once() -> None:
         assert decide(now, 3, 29, Q, SWITCH_S, OPTIONS).limit == 3
 
 
+def test_a_limit_that_the_present_tree_is_too_small_for_stays() -> None:
+    """A tree of one relay, the others of which are still to come."""
+    for found in (load(30_000), load(30_000, 300, 300), busy(1_000), replace(busy(1_000), outgrown=True)):
+        assert decide(found, 3, 1, Q, SWITCH_S, OPTIONS).limit == 3
+
+
 def test_sources_that_wait_for_somebody_else_change_no_tree() -> None:
     """A slow task takes 1,000 entries a second, of the 9,090 that the root could send to two children."""
     waits = replace(load(1_000, cost=BUSY), long_rate=1_000, outgrown=True)

@@ -40,3 +40,4 @@ def test_nothing_is_measured_while_the_tree_changes() -> None:
     assert probe.has(3, 2, 2 * MS) is None
     probe.follow(tree, 5, 10 * MS)
     assert probe.has(3, 6, 11 * MS) is None, "the first relay has not said yet that it has the entry"
+    assert probe.free, "what the last one says later says nothing of hops"

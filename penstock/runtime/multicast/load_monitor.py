@@ -33,6 +33,8 @@ from penstock.runtime.multicast.queue_model import Cost
 _GLANCES = 8
 # A calm rate that is lower than what is remembered takes its place as slowly as that.
 _CALM_HALF_LIFE_S = 10.0
+# A thread that has had no processor at all says nothing of what it can do.
+_LEAST_PACE = 0.01
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class LoadMonitor:
         load = replace(load, calm_rate=self._calm_rate, highest_smoothed=highest_smoothed)
         wanted_s, long_s = _wanted_s(first, counters), now_s - first_s
         if wanted_s > 0:
-            load = replace(load, pace=(counters.thread_s - first.thread_s) / wanted_s)
+            load = replace(load, pace=max(_LEAST_PACE, (counters.thread_s - first.thread_s) / wanted_s))
         if long_s >= self._long_s:
             load = replace(load, long_busy=wanted_s / long_s, long_rate=(counters.arrived - first.arrived) / long_s)
         return load

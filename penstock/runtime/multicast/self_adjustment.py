@@ -140,7 +140,21 @@ def decide(
     if servers is None:
         servers = Servers(load.cost, load.pace)
     most = max(1, binomial_degree(destinations))  # a higher limit is the same tree
-    limit = min(limit, most)
+    verdict = _decided(load, min(limit, most), most, destinations, capacity, switch_s, options, servers, refused)
+    return replace(verdict, limit=limit) if verdict.limit == min(limit, most) else verdict
+
+
+def _decided(
+    load: Load,
+    limit: int,
+    most: int,
+    destinations: int,
+    capacity: float,
+    switch_s: float,
+    options: AdjustmentOptions,
+    servers: Servers,
+    refused: Collection[int],
+) -> Verdict:
     allowed = [one for one in range(1, most + 1) if one == limit or one not in refused]
     if load.outgrown:
         return _outgrown(load, limit, servers, allowed, destinations, options)

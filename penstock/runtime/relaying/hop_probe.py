@@ -40,10 +40,11 @@ class HopProbe:
         if self.free or first <= self._number:
             return None
         since_ns = self._since_ns
-        if relay == self._last and since_ns is not None:
+        if relay == self._last:
             self.free = True
-            return max(1, now_ns - since_ns) / max(1, self._hops) / 1e9
-        if relay == self._first and since_ns is None:
+            if since_ns is not None:  # else the last relay's word came first
+                return max(1, now_ns - since_ns) / max(1, self._hops) / 1e9
+        elif relay == self._first and since_ns is None:
             self._since_ns = now_ns
         return None
 
