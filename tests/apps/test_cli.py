@@ -548,7 +548,7 @@ def test_a_job_is_stopped_with_a_savepoint(
     assert cli.main(["stop", "words", "--savepoint", str(tmp_path)]) == 0
     assert places == [str(tmp_path)]
     said = capsys.readouterr().err
-    assert f"job 'words' has stopped, and is saved in {str(tmp_path)!r}" in said
+    assert f"job 'words' has stopped, and is saved in {tmp_path};" in said
     assert f"next: penstock run APP --savepoint {tmp_path}" in said
 
 
