@@ -32,11 +32,11 @@ import numpy as np
 import penstock as ps
 from benchmarks.common import Bench, WrongResult, median, quantile, ray_cluster, scratch, wait_until
 from benchmarks.modelled_spark import Costly, ModelledSpark, value_of
-from penstock.actors.job import Job
-from penstock.actors.run import run as start_job
 from penstock.bridge.burst import switch_length
 from penstock.bridge.cost import BatchCost, interval
 from penstock.bridge.session import SparkOptions
+from penstock.jobs.job import Job
+from penstock.jobs.run import run as start_job
 from penstock.runtime.sinks import Sink, SinkContext, SinkWriter
 from penstock.runtime.sources.pace import Schedule
 

@@ -41,8 +41,8 @@ from benchmarks.idle import Silent
 from benchmarks.penstock_parts import StampedSink
 from benchmarks.stamps import Counts, arrivals
 from benchmarks.wordcount_latency import running
-from penstock.actors.job import Job
-from penstock.actors.run import run as start_job
+from penstock.jobs.job import Job
+from penstock.jobs.run import run as start_job
 from penstock.runtime.sinks import SinkContext, SinkWriter
 from penstock.runtime.sources import Reader, SourceContext, Split
 

@@ -359,7 +359,7 @@ def stop_ray() -> None:
 
 def run_job(flow: Any, *, timeout: float = 300.0, **options: Any) -> dict[str, Any]:
     """Run a Penstock flow to its end on the invocation's Ray, or with local=True without Ray; its last status."""
-    from penstock.actors.run import run
+    from penstock.jobs.run import run
 
     if not options.get("local"):
         ray_cluster()

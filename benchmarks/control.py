@@ -10,7 +10,7 @@ from benchmarks import stamps
 from benchmarks.common import Bench, median, quantile, ray_cluster, run_job, scratch, wait_until
 from benchmarks.idle import _Idle
 from benchmarks.penstock_parts import StampedSink
-from penstock.actors.run import run as start_job
+from penstock.jobs.run import run as start_job
 
 _number = itertools.count()
 WORKERS = 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import penstock as ps
 from benchmarks.common import Bench, cpu_ns, job_processes, median, ray_cluster, wait_until
-from penstock.actors.run import run as start_job
+from penstock.jobs.run import run as start_job
 from penstock.runtime.sources import Reader, SourceContext, Split
 
 _number = itertools.count()

@@ -17,8 +17,8 @@ from collections.abc import Callable
 import penstock as ps
 from benchmarks.common import ROOT, Bench, alive, job_processes, median, ray_cluster, wait_until
 from benchmarks.control import word
-from penstock.actors.job import Job
-from penstock.actors.run import run as start_job
+from penstock.jobs.job import Job
+from penstock.jobs.run import run as start_job
 
 _number = itertools.count()
 WORKERS = 2

@@ -13,12 +13,12 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.common import Bench, print_table, quantile
-from penstock.actors.run import run as start_job
 from penstock.apps.few import Few
 from penstock.apps.linear_road.app import LIMIT_S, UNKNOWN, Delays, Histogram
 from penstock.apps.linear_road.source import TrafficSource
 from penstock.apps.linear_road.topology import topology
 from penstock.apps.linear_road.traffic import DURATION_S, History, Traffic
+from penstock.jobs.run import run as start_job
 from penstock.runtime.sinks import Collect
 from penstock.runtime.sources import Split
 

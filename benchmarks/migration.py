@@ -12,7 +12,7 @@ from typing import Any
 
 import penstock as ps
 from benchmarks.common import Bench, median, quantile, ray_cluster, scratch, wait_until
-from penstock.actors.run import run as start_job
+from penstock.jobs.run import run as start_job
 from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.options import PlacementOptions
 

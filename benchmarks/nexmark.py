@@ -31,9 +31,9 @@ import penstock as ps
 from benchmarks.common import ROOT, Bench, WrongResult, median, print_table, run_script, scratch
 from benchmarks.nexmark_bytewax import QUERIES as OF_BYTEWAX
 from benchmarks.nexmark_load import Load, measure
-from penstock.actors.run import run as start_job
 from penstock.apps.nexmark.events import Events
 from penstock.apps.nexmark.queries import QUERIES
+from penstock.jobs.run import run as start_job
 
 ASKED = ("q1", "q2", "q4", "q5", "q7", "q8", "q11")
 FLINK = ROOT / ".venv" / "flink" / "pyflink"

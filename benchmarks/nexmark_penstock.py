@@ -15,8 +15,8 @@ from typing import Any
 
 import penstock as ps
 from benchmarks.nexmark_load import event_of
-from penstock.actors.run import run as start_job
 from penstock.apps.nexmark.queries import QUERIES, WINDOW_S, winning_bids
+from penstock.jobs.run import run as start_job
 
 WORKERS = 2
 

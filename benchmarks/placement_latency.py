@@ -16,9 +16,9 @@ from typing import Any
 
 import penstock as ps
 from benchmarks.common import Bench, median, stop_ray, wait_until
-from penstock.actors.run import run as start_job
 from penstock.apps import sol, throughput
 from penstock.apps.app import Cycle
+from penstock.jobs.run import run as start_job
 from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.options import Method, PlacementOptions
 

@@ -29,12 +29,12 @@ import penstock as ps
 from benchmarks.common import Bench, median, quantile, scratch, wait_until
 from benchmarks.placement_latency import SOL_RATE, simulated
 from penstock.actors.nodes import Nodes
-from penstock.actors.placer import Placer
-from penstock.actors.run import run as start_job
 from penstock.apps import sol
+from penstock.jobs.run import run as start_job
 from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.groups import Machine
 from penstock.placement.options import PlacementOptions
+from penstock.placement.placer import Placer
 
 PERIOD_S = 2.0
 NODES, WORKERS = 2, 4

@@ -24,8 +24,8 @@ from benchmarks import pacing, text
 from benchmarks.checkpoint_cost import notes_of, watch
 from benchmarks.common import Bench, median, quantile, ray_cluster, scratch, wait_until
 from benchmarks.wordcount_latency import running
-from penstock.actors.job import Job
-from penstock.actors.run import run as start_job
+from penstock.jobs.job import Job
+from penstock.jobs.run import run as start_job
 from penstock.runtime.sinks import SinkContext, SinkWriter
 from penstock.runtime.sources import Reader, SourceContext, Split
 

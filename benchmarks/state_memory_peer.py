@@ -26,7 +26,7 @@ import penstock as ps
 from penstock.runtime.sources import Reader, SourceContext, Split
 
 if TYPE_CHECKING:
-    from penstock.actors.job import Job
+    from penstock.jobs.job import Job
 
 WORKERS = 2
 LIMIT_S = 1800.0

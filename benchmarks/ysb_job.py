@@ -15,10 +15,10 @@ from typing import Any, Literal
 import penstock as ps
 from benchmarks.common import ray_cluster, scratch, wait_until
 from benchmarks.ysb_load import NS, Gated, GatedFiles, Load, Results, UpdateSink, start
-from penstock.actors.job import Job
-from penstock.actors.run import run as start_job
 from penstock.apps import ysb
 from penstock.bridge.session import SparkOptions
+from penstock.jobs.job import Job
+from penstock.jobs.run import run as start_job
 from penstock.runtime.sinks import Sink
 
 _number = itertools.count()

@@ -34,9 +34,9 @@ from benchmarks.checkpoint_cost import rate_of
 from benchmarks.common import Bench, median, print_table, ray_cluster, scratch, wait_until
 from benchmarks.ysb_job import CORES, Form
 from benchmarks.ysb_load import NS, Load, UpdateSink, quantiles
-from penstock.actors.run import run as start_job
 from penstock.apps import ysb
 from penstock.apps.ysb_events import SKEW_MS, Events, EventSource
+from penstock.jobs.run import run as start_job
 
 RATE = 5_000
 FIRST_CHAIN = ("receive", "parse", "filter", "project+join", "watermark, combine")

@@ -53,8 +53,8 @@ from penstock.runtime.program.flow import Flow, KeyedStream, Stream, WindowedStr
 from penstock.runtime.records.userfunc import DeadLetter
 
 if TYPE_CHECKING:
-    from penstock.actors.job import Job
-    from penstock.actors.run import attach, resume, run
+    from penstock.jobs.job import Job
+    from penstock.jobs.run import attach, resume, run
     from penstock.runtime.transport.certificates import Tls
 
 __version__ = "0.1.0"
@@ -125,9 +125,9 @@ if not TYPE_CHECKING:  # else every misspelt name would be an object to those wh
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "Job": "penstock.actors.job",
+            "Job": "penstock.jobs.job",
             "Tls": "penstock.runtime.transport.certificates",
-            **dict.fromkeys(("attach", "resume", "run"), "penstock.actors.run"),
+            **dict.fromkeys(("attach", "resume", "run"), "penstock.jobs.run"),
         },
         also_in=(sinks, sources),
     )

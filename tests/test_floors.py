@@ -69,7 +69,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path, monkeypatch: pytest.Monk
         ("import ray", "ray"),
         ("def f():\n    import ray.util", "ray.util"),
         ("from penstock import actors", "penstock.actors"),
-        ("from ..actors import run", "penstock.actors.run"),
+        ("from ..actors import run", "penstock.jobs.run"),
         ("from .. import actors", "penstock.actors"),
         ("import importlib\nimportlib.import_module('pyspark')", "pyspark"),
     ):
@@ -105,9 +105,9 @@ def test_a_worker_s_process_loads_little() -> None:
     """Each worker of each job pays for what it loads. It loads the JobMaster's module too, as Ray loads the class of
     every actor of which a process has a handle; but neither what only a JobMaster does, nor what only a driver does."""
     heavy = {
-        "penstock.actors.run",
+        "penstock.jobs.run",
         "penstock.actors.spark_carrier",
-        "penstock.actors.placer",
+        "penstock.placement.placer",
         "numpy",
         "pyarrow",
         "rich",
@@ -133,6 +133,6 @@ def test_no_module_is_loaded_twice_through_the_root_links() -> None:
         "        importlib.import_module(module.name)\n"
     )
     modules = loaded(program)
-    assert "penstock.actors.run" in modules
+    assert "penstock.jobs.run" in modules
     copies = {name for name in modules if name.split(".")[0] in FLOORS}
     assert not copies

@@ -39,12 +39,12 @@ from ray._private import auto_init_hook  # noqa: E402, PLC2701 - no public name 
 from ray.exceptions import GetTimeoutError, RayActorError  # noqa: E402
 
 from penstock.actors import head_client  # noqa: E402
+from penstock.host.decide.job_state import ENDED  # noqa: E402
+from penstock.host.process import reaper  # noqa: E402
+from penstock.host.process.hangs import SilenceDetector  # noqa: E402
+from penstock.host.process.starter import started  # noqa: E402
 from penstock.runtime import standard_streams  # noqa: E402
 from penstock.runtime.errors import ClusterGone, JobNotFound, NoCluster, PenstockError  # noqa: E402
-from penstock.runtime.host import reaper  # noqa: E402
-from penstock.runtime.host.hangs import SilenceDetector  # noqa: E402
-from penstock.runtime.host.job_state import ENDED  # noqa: E402
-from penstock.runtime.host.starter import started  # noqa: E402
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Keeps a job's notes (runtime/host/notes.py), which outlive its JobMaster, with the head of the Ray cluster."""
+"""Keeps a job's notes (host/carry/notes.py), which outlive its JobMaster, with the head of the Ray cluster."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The JobMaster owns the Workers: when it dies, Ray ends them. In a job with epochs, Ray then starts the JobMaster again,
 and the job continues from the last complete epoch with new Workers. A driver that is not detached owns the JobMaster in
 turn. The JobMaster handles no records, except those on their way from Collect and Console sinks to the driver. It
-decides nothing: the JobHost decides (penstock/runtime/host/job_host.py).
+decides nothing: the JobHost decides (penstock/host/decide/job_host.py).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from penstock.actors.head_memory import HeadMemory
-from penstock.actors.options import JobOptions
 from penstock.actors.raylet import end_with_raylet
+from penstock.host.carry.job_options import JobOptions
+from penstock.host.carry.job_runner import JobRunner, Paradigms
+from penstock.host.carry.notes import Notes
+from penstock.host.decide.commands import JobEnd
+from penstock.host.process.collected import Encoded
+from penstock.host.process.linger import Driver
+from penstock.host.process.loading import UnloadedRunner, load_program
+from penstock.host.process.reporting import Report
 from penstock.runtime.errors import JobError, NotEnoughResources, ProgramNotLoaded
-from penstock.runtime.host.collected import Encoded
-from penstock.runtime.host.commands import JobEnd
-from penstock.runtime.host.job_runner import JobRunner, Paradigms
-from penstock.runtime.host.linger import Driver
-from penstock.runtime.host.loading import UnloadedRunner, load_program
-from penstock.runtime.host.notes import Notes
-from penstock.runtime.host.reporting import Report
 from penstock.runtime.program.bound_tasks import needs_of_workers
 from penstock.runtime.program.plan import Plan, packed_with_plan
 from penstock.runtime.records.pickling import Program, program
 
 if TYPE_CHECKING:
     from penstock.actors.ray_processes import RayProcesses
-    from penstock.runtime.host.placing import Placing
-    from penstock.runtime.host.processes import Processes, RelayStarter
+    from penstock.host.carry.processes import Processes, RelayStarter
+    from penstock.host.decide.placing import Placing
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class _RayCarrier:
     def __init__(self, plan: Plan, options: JobOptions) -> None:
         # Workers load this module too, to know the JobMaster by, but never plan.
         from penstock.actors.nodes import Nodes
-        from penstock.actors.placer import Placer
+        from penstock.placement.placer import Placer
 
         context = ray.get_runtime_context()
         self._plan = plan
@@ -226,7 +226,7 @@ class _RayCarrier:
 
     def _reserve(self, cancelled: Callable[[], bool]) -> tuple[int, RayProcesses, Placing]:
         from penstock.actors.ray_processes import RayProcesses  # knows placement, as Nodes does
-        from penstock.actors.shared_directories import check_shared
+        from penstock.host.carry.shared_directories import check_shared
 
         options, nodes = self._options, self._nodes
         share = self.placer.share(self._plan)

@@ -1,4 +1,4 @@
-"""The agents of a job's nodes as Ray actors, and the JobMaster's lines to them (runtime/host/node_agent.py).
+"""The agents of a job's nodes as Ray actors, and the JobMaster's lines to them (host/process/node_agent.py).
 
 Only a job that spans several machines has agents: one on each of its nodes, except on the JobMaster's own machine. The
 JobMaster owns them, so Ray ends them when it dies. The death of an agent is not the death of its node: it is started
@@ -16,13 +16,13 @@ import ray
 
 from penstock.actors.ray_actor import on_node
 from penstock.actors.raylet import end_with_raylet
+from penstock.host.carry.job_runner import first_line
+from penstock.host.process.control import End
+from penstock.host.process.network import Network
+from penstock.host.process.node_agent import NodeAgent, NodeLine, leave_process
+from penstock.host.process.watched_process import WatchedProcess
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.host.control import End
-from penstock.runtime.host.job_runner import first_line
-from penstock.runtime.host.network import Network
-from penstock.runtime.host.node_agent import NodeAgent, NodeLine, leave_process
-from penstock.runtime.host.watched_process import WatchedProcess
 from penstock.runtime.transport.certificates import BadCertificate
 
 logger = logging.getLogger(__name__)

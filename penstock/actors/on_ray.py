@@ -12,18 +12,19 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from penstock.actors import cluster, farewell
-from penstock.actors.job import Job, known_job, silent_status
+from penstock.actors import cluster
 from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, in_parts
 from penstock.actors.ray_link import RayLink
+from penstock.host.decide.job_state import ENDED
+from penstock.jobs import farewell
+from penstock.jobs.job import Job, known_job, silent_status
 from penstock.placement.groups import machines
 from penstock.runtime.errors import JobExists, JobNotFound, NoCluster, OptionError
-from penstock.runtime.host.job_state import ENDED
 from penstock.runtime.operators.ends import Write
 
 if TYPE_CHECKING:
-    from penstock.actors.options import JobOptions
     from penstock.bridge.paradigm_scheduler import DualOptions
+    from penstock.host.carry.job_options import JobOptions
     from penstock.runtime.epochs.store import Store
     from penstock.runtime.program.flow import Flow
     from penstock.runtime.program.plan import Plan

@@ -13,14 +13,14 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from penstock.actors import cluster
-from penstock.actors.job_link import HostGone
+from penstock.host.carry.job_link import HostGone
+from penstock.host.carry.job_runner import first_line
+from penstock.host.decide.commands import JobEnd
+from penstock.host.process.collected import Encoded
+from penstock.host.process.hangs import SilenceDetector
+from penstock.host.process.linger import Driver
 from penstock.placement.groups import release
 from penstock.runtime.errors import ClusterGone, JobError
-from penstock.runtime.host.collected import Encoded
-from penstock.runtime.host.commands import JobEnd
-from penstock.runtime.host.hangs import SilenceDetector
-from penstock.runtime.host.job_runner import first_line
-from penstock.runtime.host.linger import Driver
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The relays of a job as Ray actors (docs/papers.md: W2). The JobMaster owns them, so Ray ends them when it dies.
 
-Which relays there are, and what becomes of one that has died, is decided in runtime/host/relay_keeper.py.
+Which relays there are, and what becomes of one that has died, is decided in host/decide/relay_keeper.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import ray
 
 from penstock.actors.ray_actor import RayActor, on_node
 from penstock.actors.raylet import end_with_raylet
-from penstock.runtime.host.network import Network
-from penstock.runtime.host.node_agent import leave_process
-from penstock.runtime.host.relay_process import RelayProcess
-from penstock.runtime.host.watched_process import WatchedProcess
+from penstock.host.process.network import Network
+from penstock.host.process.node_agent import leave_process
+from penstock.host.process.relay_process import RelayProcess
+from penstock.host.process.watched_process import WatchedProcess
 
 
 class Relay:

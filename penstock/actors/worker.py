@@ -12,10 +12,10 @@ from typing import Any
 import ray
 
 from penstock.actors.raylet import end_with_raylet
-from penstock.runtime.host.hangs import Process
-from penstock.runtime.host.machine import machine_id
-from penstock.runtime.host.reporting import Report
-from penstock.runtime.host.worker_process import Outcome, Watched, WorkerOptions, WorkerProcess
+from penstock.host.process.hangs import Process
+from penstock.host.process.machine import machine_id
+from penstock.host.process.reporting import Report
+from penstock.host.process.worker_process import Outcome, Watched, WorkerOptions, WorkerProcess
 from penstock.runtime.operators.micro_batch import Bridge
 
 

@@ -27,6 +27,8 @@ import penstock
 from penstock.apps import own
 from penstock.apps.app import App, Prepared, Status, count, seconds
 from penstock.apps.catalog import APPS
+from penstock.host.decide.job_state import ENDED
+from penstock.host.process.network import NODE_TIMEOUT_S, TRANSPORTS, checked_ports
 from penstock.placement.options import METHODS
 from penstock.runtime import standard_streams
 from penstock.runtime.epochs.store import Store
@@ -39,12 +41,10 @@ from penstock.runtime.errors import (
     StoreError,
     UnfinishedFiles,
 )
-from penstock.runtime.host.job_state import ENDED
-from penstock.runtime.host.network import NODE_TIMEOUT_S, TRANSPORTS, checked_ports
 from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
-    from penstock.actors.job import Job
+    from penstock.jobs.job import Job
     from penstock.runtime.epochs.manifest import Manifest
     from penstock.runtime.transport.certificates import Tls
 
@@ -181,11 +181,11 @@ def _run(options: argparse.Namespace) -> int:
     try:
         prepared.flow.plan(options.workers, check_sinks=options.savepoint is None)
     except UnfinishedFiles as error:
-        from penstock.actors.run import whether_resumable
+        from penstock.jobs.run import whether_resumable
 
         raise whether_resumable(error, prepared.flow.name, options.checkpoints) from None
     _say(f"{app.name}: {prepared.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
-    from penstock.actors.run import run as start
+    from penstock.jobs.run import run as start
 
     if options.epoch_interval == 0 and options.checkpoints is not None:
         raise OptionError(
@@ -237,7 +237,7 @@ def _tls(options: argparse.Namespace) -> bool | Tls:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from penstock.actors.run import resume as start
+    from penstock.jobs.run import resume as start
 
     last = _last_epoch(options.name, options.checkpoints)
     job = start(
@@ -284,7 +284,7 @@ def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | N
 
 def _last_epoch(name: str, checkpoints: str | None) -> Manifest | None:
     """Returns the epoch from which `resume` would continue, or None if there is none or the store cannot be read."""
-    from penstock.actors.run import default_checkpoints
+    from penstock.jobs.run import default_checkpoints
 
     try:
         found = Store.open(checkpoints or default_checkpoints(), name).latest()
@@ -381,7 +381,7 @@ def _status(options: argparse.Namespace) -> int:
         with _output():
             print(json.dumps(status, indent=2))
         return OK
-    from penstock.actors.progress import epochs, line, processes, table
+    from penstock.jobs.progress import epochs, line, processes, table
 
     with _output():
         print(line(status))
@@ -394,8 +394,8 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _jobs(options: argparse.Namespace) -> int:
-    from penstock.actors.progress import line
-    from penstock.actors.run import jobs
+    from penstock.jobs.progress import line
+    from penstock.jobs.run import jobs
 
     found = jobs(address=options.address)
     with _output():
@@ -467,7 +467,7 @@ def _end(job: Job, how: Literal["stop", "cancel"], options: argparse.Namespace) 
 
 
 def _attach(options: argparse.Namespace) -> Job:
-    from penstock.actors.run import attach
+    from penstock.jobs.run import attach
 
     return attach(options.name, address=options.address)
 
@@ -535,7 +535,7 @@ def _summary(status: Status, ran: float, continued: str | None = None) -> str:
         parts.append(f"{status['skipped']:,} skipped")
     restarts = (status.get("epochs") or {}).get("restarts", 0)
     if restarts:
-        from penstock.actors.progress import times
+        from penstock.jobs.progress import times
 
         parts.append(f"restarted {times(restarts)}")
     return "; ".join(parts)

@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from penstock.host.carry.job_runner import JobRunner, RunnerOptions, first_line
+from penstock.host.carry.notes import Notes
+from penstock.host.decide.commands import JobEnd
+from penstock.host.process.collected import Encoded
+from penstock.host.process.linger import Driver
+from penstock.host.process.reporting import Report
 from penstock.local.placing import LocalPlacing
 from penstock.local.processes import LocalProcesses
 from penstock.local.worker import NODE
 from penstock.runtime.errors import JobError
-from penstock.runtime.host.collected import Encoded
-from penstock.runtime.host.commands import JobEnd
-from penstock.runtime.host.job_runner import JobRunner, RunnerOptions, first_line
-from penstock.runtime.host.linger import Driver
-from penstock.runtime.host.notes import Notes
-from penstock.runtime.host.reporting import Report
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import Program
 

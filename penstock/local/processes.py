@@ -1,10 +1,10 @@
-"""Starts workers as child processes of the program (see `Processes` in runtime/host/processes.py).
+"""Starts workers as child processes of the program (see `Processes` in host/carry/processes.py).
 
 A worker's process is a fresh interpreter, not a fork of the program, which has threads and whatever libraries the user
 has loaded. It has a session of its own, so that Ctrl-C in the terminal reaches only the program, which then ends the
 job in order.
 
-No worker may outlive the program, however the program ends (runtime/host/starter.py).
+No worker may outlive the program, however the program ends (host/process/starter.py).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from penstock.host.carry.processes import CannotStart, ProcessDied
+from penstock.host.process.control import ControlServer
+from penstock.host.process.reporting import Report
+from penstock.host.process.starter import started
+from penstock.host.process.watched_process import ProcessHere, WatchedProcess
+from penstock.host.process.worker_process import Outcome, WorkerOptions
 from penstock.local import start_worker
 from penstock.local.worker import REPORT, SPARE, StartMessage
-from penstock.runtime.host.control import ControlServer
-from penstock.runtime.host.processes import CannotStart, ProcessDied
-from penstock.runtime.host.reporting import Report
-from penstock.runtime.host.starter import started
-from penstock.runtime.host.watched_process import ProcessHere, WatchedProcess
-from penstock.runtime.host.worker_process import Outcome, WorkerOptions
 from penstock.runtime.records.pickling import dumps, loads
 from penstock.runtime.transport.handshake import receive_frame, send_frame
 from penstock.runtime.worker.blackbox import is_stopped

@@ -2,7 +2,7 @@
 
 It takes the program's module search path from the socket FD before it imports anything of Penstock, so that it finds
 what the program finds. The process must never outlive the program: the kernel kills it with the thread that started it,
-which lives as long as the program (runtime/host/starter.py).
+which lives as long as the program (host/process/starter.py).
 """
 
 from __future__ import annotations

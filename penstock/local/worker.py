@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.host.process.control import ControlClient, End
+from penstock.host.process.reporting import Report
+from penstock.host.process.worker_process import Outcome, WorkerOptions, WorkerProcess
 from penstock.runtime import standard_streams
 from penstock.runtime.errors import describe
-from penstock.runtime.host.control import ControlClient, End
-from penstock.runtime.host.reporting import Report
-from penstock.runtime.host.worker_process import Outcome, WorkerOptions, WorkerProcess
 from penstock.runtime.records.pickling import dumps, loads
 from penstock.runtime.transport.handshake import receive_frame, send_frame
 

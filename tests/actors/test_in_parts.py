@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import penstock as ps
 from penstock.actors.job_master import in_parts
-from penstock.actors.options import JobOptions
 from penstock.actors.worker import WorkerOptions
+from penstock.host.carry.job_options import JobOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.records.pickling import Program, loads
 

@@ -10,12 +10,12 @@ import pytest
 from ray.exceptions import GetTimeoutError
 
 from penstock.actors import cluster, ray_link
-from penstock.actors import job as job_module
-from penstock.actors.job import Job, summary
 from penstock.actors.ray_link import RayLink
-from penstock.actors.run import jobs
-from penstock.runtime.host.commands import JobEnd
-from penstock.runtime.host.status import no_status
+from penstock.host.decide.commands import JobEnd
+from penstock.host.decide.status import no_status
+from penstock.jobs import job as job_module
+from penstock.jobs.job import Job, summary
+from penstock.jobs.run import jobs
 from penstock.runtime.records.pickling import Program
 
 

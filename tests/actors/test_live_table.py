@@ -14,7 +14,7 @@ import logging, os, subprocess, sys
 early = logging.StreamHandler()  # it keeps the stream of now, as Ray's does
 log = logging.getLogger("early")
 log.addHandler(early)
-from penstock.actors.progress import Progress
+from penstock.jobs.progress import Progress
 
 def status(n):
     operator = {"parallelism": 1, "records_in": n, "in_per_s": 1.0, "out_per_s": 1.0, "queued": 0, "busy": 0.0,

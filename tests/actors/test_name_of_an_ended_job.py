@@ -16,13 +16,13 @@ import pytest
 import penstock as ps
 from penstock.actors import cluster, job_master, on_ray, ray_link
 from penstock.actors.job_master import _RayCarrier
-from penstock.actors.options import JobOptions
+from penstock.host.carry.job_options import JobOptions
+from penstock.host.carry.job_runner import JobRunner
+from penstock.host.carry.notes import Notes
+from penstock.host.process import linger
+from penstock.host.process.linger import Driver
+from penstock.host.process.worker_process import WorkerOptions
 from penstock.runtime.errors import NotEnoughResources
-from penstock.runtime.host import linger
-from penstock.runtime.host.job_runner import JobRunner
-from penstock.runtime.host.linger import Driver
-from penstock.runtime.host.notes import Notes
-from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import Program
 

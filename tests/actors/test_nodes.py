@@ -16,13 +16,13 @@ from penstock.actors import job_master, nodes, ray_processes
 from penstock.actors.job_master import _RayCarrier
 from penstock.actors.node_agents import NotReached
 from penstock.actors.nodes import Nodes
-from penstock.actors.options import JobOptions
-from penstock.actors.placer import Placer
+from penstock.host.carry.job_options import JobOptions
+from penstock.host.carry.processes import CannotStart
+from penstock.host.process.worker_process import WorkerOptions
 from penstock.placement.groups import Machine
 from penstock.placement.options import PlacementOptions
+from penstock.placement.placer import Placer
 from penstock.runtime.errors import NotEnoughResources
-from penstock.runtime.host.processes import CannotStart
-from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.transport.ring import RingNoSpace
 
 JOB = "job"

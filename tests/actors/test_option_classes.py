@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.actors.run import dual_options
 from penstock.bridge.session import SparkOptions
+from penstock.jobs.run import dual_options
 from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.options import PlacementOptions
 from penstock.runtime.errors import FlowError

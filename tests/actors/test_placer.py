@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.actors import placer as placer_module
 from penstock.actors.job_master import _RayCarrier
 from penstock.actors.nodes import Nodes
-from penstock.actors.placer import Placer
+from penstock.host.decide.status import no_status
+from penstock.placement import placer as placer_module
 from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.groups import Machine, NotPlaced
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, MESSAGE_BYTES, NODE_COST
 from penstock.placement.hop_latencies import HopLatencies
 from penstock.placement.monitor import RECORD_BYTES
 from penstock.placement.options import METHODS, Method, PlacementOptions
+from penstock.placement.placer import Placer
 from penstock.placement.replanning import Look
-from penstock.runtime.host.status import no_status
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.transport.hop_meter import Row, Step
 from penstock.runtime.transport.hop_times import TimesReport

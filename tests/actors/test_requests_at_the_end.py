@@ -11,11 +11,11 @@ import pytest
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
 from penstock.actors import cluster, ray_link
-from penstock.actors.job import Job
 from penstock.actors.ray_link import RayLink
 from penstock.apps import cli
+from penstock.host.decide.commands import JobEnd
+from penstock.jobs.job import Job
 from penstock.runtime.errors import JobError
-from penstock.runtime.host.commands import JobEnd
 
 REQUEST, OUTCOME = object(), object()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.actors import farewell, progress
 from penstock.actors.nodes import check_fits
+from penstock.jobs import farewell, progress
 from penstock.placement.groups import Machine, NotPlaced
 
 NODE = Machine("ab12cd34ef", "host", 3.0, 1.0, 1e9, {}, {}, {})

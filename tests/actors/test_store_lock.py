@@ -12,15 +12,15 @@ import pytest
 
 import penstock as ps
 from penstock.actors import cluster as joined
-from penstock.actors.options import JobOptions
+from penstock.host.carry import opening
+from penstock.host.carry.job_options import JobOptions
+from penstock.host.carry.opening import Opening
+from penstock.host.carry.store_keeper import StoreKeeper
+from penstock.host.decide.job_host import Found
+from penstock.host.process.collected import Collected
+from penstock.host.process.worker_process import WorkerOptions
 from penstock.runtime.epochs.manifest import Manifest
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.host import opening
-from penstock.runtime.host.collected import Collected
-from penstock.runtime.host.job_host import Found
-from penstock.runtime.host.opening import Opening
-from penstock.runtime.host.store_keeper import StoreKeeper
-from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.records.pickling import Program, dumps
 from penstock.runtime.storage.directory_lock import DirectoryLocked
 from tests.e2e.processes import LIMIT_S, wait_until

@@ -19,12 +19,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import penstock
-from penstock.actors import progress
 from penstock.apps import cli, text
 from penstock.apps.app import Prepared
 from penstock.apps.catalog import APPS
+from penstock.host.decide.status import no_status
+from penstock.jobs import progress
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.host.status import no_status
 from tests.e2e.processes import LIMIT_S, descendants, kill, wait_gone, wait_until
 
 

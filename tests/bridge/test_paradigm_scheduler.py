@@ -16,8 +16,8 @@ from penstock.bridge.burst import BurstOptions, Mode
 from penstock.bridge.cost import BatchCost
 from penstock.bridge.session import SparkOptions
 from penstock.bridge.spark_life import SPARK_LIFE, RangeTrial
+from penstock.host.decide.status import no_status
 from penstock.runtime.errors import FlowError
-from penstock.runtime.host.status import no_status
 from penstock.runtime.operators.micro_batch import ROWS_MAX
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import replanned, rescaled

@@ -8,9 +8,9 @@ from typing import Any
 
 from penstock.bridge.burst import RANGE
 from penstock.bridge.spark_life import SPARK_LIFE
+from penstock.host.decide.job_state import JOB
+from penstock.host.decide.worker_lives import LIFE
 from penstock.runtime.epochs.coordinator import COORDINATOR
-from penstock.runtime.host.job_state import JOB
-from penstock.runtime.host.worker_lives import LIFE
 from penstock.runtime.lifecycle import Table
 from penstock.runtime.worker.task_state import TASK
 
@@ -35,7 +35,7 @@ ways:
 SECTIONS: list[tuple[str, str, Table[Any, Any]]] = [
     (
         "A job",
-        "What `job.status()` shows. The table is in `penstock/runtime/host/job_state.py`. A job that is asked to stop "
+        "What `job.status()` shows. The table is in `penstock/host/decide/job_state.py`. A job that is asked to stop "
         "may start, recover or move first; then `connect to stop` takes the place of `connect`. A program that "
         "has no answer yet from the JobMaster of another program's job shows UNKNOWN, which is no state of the job.",
         JOB,
@@ -57,7 +57,7 @@ SECTIONS: list[tuple[str, str, Table[Any, Any]]] = [
     (
         "The process of a worker",
         "What the host of a job knows of a worker's present process; `job.status()` shows it in the worker's "
-        "`state`. The table is in `penstock/runtime/host/worker_lives.py`.",
+        "`state`. The table is in `penstock/host/decide/worker_lives.py`.",
         LIFE,
     ),
     (

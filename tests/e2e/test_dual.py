@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.actors.run import dual_options
 from penstock.bridge.burst import BurstOptions
 from penstock.bridge.session import SparkOptions
+from penstock.jobs.run import dual_options
 from tests.e2e.jobs import STARTED, run
 from tests.e2e.processes import kill, wait_until
 from tests.e2e.switch_campaign import CASES

@@ -19,10 +19,10 @@ import ray
 
 import penstock as ps
 from penstock.actors.cluster import find_master, program_has_ended
-from penstock.actors.job import Job
 from penstock.actors.job_master import _RayCarrier
 from penstock.actors.ray_link import RayLink
-from penstock.runtime.host.linger import Driver
+from penstock.host.process.linger import Driver
+from penstock.jobs.job import Job
 from tests.e2e.processes import (
     LIMIT_S,
     alive,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.actors.progress import trouble
+from penstock.jobs.progress import trouble
 from tests.e2e.jobs import run
 from tests.e2e.kill_campaign import master_pid
 from tests.e2e.processes import LIMIT_S, wait_gone, wait_until

@@ -21,7 +21,7 @@ import ray
 
 import penstock as ps
 from penstock.actors.cluster import NAMESPACE, master_name
-from penstock.actors.job import Job
+from penstock.jobs.job import Job
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.worker.blackbox import Watcher
 from tests.e2e.jobs import Carrier, run

@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from penstock.host.carry import store_keeper
+from penstock.host.carry.store_keeper import StoreKeeper
 from penstock.runtime.epochs import restore, store
 from penstock.runtime.epochs.coordinator import Complete, ConnectTasks, Coordinator, tasks_on
 from penstock.runtime.epochs.files import store_error
@@ -25,8 +27,6 @@ from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, END, WATERMARK, decode_payload, read_head
 from penstock.runtime.exchange.output_cache import Entry, OutputCache
-from penstock.runtime.host import store_keeper
-from penstock.runtime.host.store_keeper import StoreKeeper
 from penstock.runtime.operators.asynchronous import _Calls
 from penstock.runtime.operators.windowing import _Windowing, _WindowMap
 from penstock.runtime.state.keyed import (
@@ -625,7 +625,7 @@ def _old_acknowledgements() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/host/store_keeper.py",
+    "penstock/host/carry/store_keeper.py",
     Seeds(85, lambda faults: faults.unknown > 0 and faults.kills > 0 and "doubt" in faults.moments),
 )
 def _unknown_is_no() -> Any:
@@ -860,7 +860,7 @@ def _read_only_for_good() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/host/store_keeper.py",
+    "penstock/host/carry/store_keeper.py",
     Seeds(21, lambda faults: faults.full > 0 and not faults.put and faults.interval_s < 0.1),
 )
 def _room_of_what_is_not_complete() -> Any:
@@ -877,7 +877,7 @@ def _room_of_what_is_not_complete() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/host/store_keeper.py",
+    "penstock/host/carry/store_keeper.py",
     Test("tests/epochs/test_simulated.py::test_a_dead_worker_is_replaced_before_the_store_takes_anything"),
 )
 def _never_given_up() -> Any:
@@ -917,7 +917,7 @@ def _mended_from_what_is_damaged() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/host/store_keeper.py",
+    "penstock/host/carry/store_keeper.py",
     Seeds(29, lambda faults: faults.damages + faults.wipes > 0 and faults.looks > 0 and faults.interval_s < 0.1),
 )
 def _losses_are_not_told() -> Any:
@@ -951,7 +951,7 @@ def _an_epoch_for_each_loss() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/host/store_keeper.py",
+    "penstock/host/carry/store_keeper.py",
     Test("tests/host/test_store_keeper.py::test_what_is_written_again_is_told_to_be_lost_no_more"),
 )
 def _spoiled_once_and_for_all() -> Any:

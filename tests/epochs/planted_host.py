@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from penstock.host.decide.commands import FindOlder, JobEnd, KillProcess
+from penstock.host.decide.driver_requests import RescaleRequest
+from penstock.host.decide.job_host import JobHost
+from penstock.host.decide.status import StatusBuilder
+from penstock.host.decide.worker_lives import WorkerLives
 from penstock.runtime.epochs.coordinator import BuildTasks, Coordinator, RemoveTasks, Trigger
-from penstock.runtime.host.commands import FindOlder, JobEnd, KillProcess
-from penstock.runtime.host.driver_requests import RescaleRequest
-from penstock.runtime.host.job_host import JobHost
-from penstock.runtime.host.status import StatusBuilder
-from penstock.runtime.host.worker_lives import WorkerLives
 from penstock.runtime.program.plan import Plan
 from tests.epochs.sim import Faults
 from tests.planting import Seeds, Test, planted_fault
 
-HOST = "penstock/runtime/host/job_host.py"
+HOST = "penstock/host/decide/job_host.py"
 COORDINATOR = "penstock/runtime/epochs/coordinator.py"
 SCENES = "tests/host/test_job_host.py"
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from penstock.runtime.host.broken_links import BrokenLinks
-from penstock.runtime.host.job_host import JobHost
-from penstock.runtime.host.worker_lives import LifeState
+from penstock.host.decide.broken_links import BrokenLinks
+from penstock.host.decide.job_host import JobHost
+from penstock.host.decide.worker_lives import LifeState
 from penstock.runtime.transport import tcp
 from penstock.runtime.transport.framing import FrameDecoder
 from penstock.runtime.transport.send_stream import SendStream
@@ -106,7 +106,7 @@ def _the_dropped_are_heard() -> Any:
     return _patch(TcpTransport, "drop", drop)
 
 
-@planted_fault("penstock/runtime/host/job_host.py", Seeds(47, _is_lost))
+@planted_fault("penstock/host/decide/job_host.py", Seeds(47, _is_lost))
 def _silent_workers_are_taken_back() -> Any:
     """A worker that was lost with its node is taken back when it is heard before its successor is started."""
     died, said = JobHost.process_died, JobHost.said
@@ -161,19 +161,19 @@ def _started_where_the_node_is_lost() -> Any:
     return _patch(Nodes, "place", place)
 
 
-@planted_fault("penstock/runtime/host/job_host.py", Seeds(1660, _is_cut_partly))
+@planted_fault("penstock/host/decide/job_host.py", Seeds(1660, _is_cut_partly))
 def _silent_links_are_not_heard_of() -> Any:
     """Nobody does anything about links that are silent while both ends reach the JobMaster."""
     return _patch(JobHost, "links_said", lambda self, worker, incarnation, links, now: self._settled(now))
 
 
-@planted_fault("penstock/runtime/host/broken_links.py", Seeds(143, _is_cut_partly))
+@planted_fault("penstock/host/decide/broken_links.py", Seeds(143, _is_cut_partly))
 def _the_first_look_gives_up() -> Any:
     """A machine is given up as soon as a link is silent."""
     return _patch(BrokenLinks, "_limit", lambda self, reports: 0.0)
 
 
-@planted_fault("penstock/runtime/host/broken_links.py", Seeds(143, _is_cut_partly))
+@planted_fault("penstock/host/decide/broken_links.py", Seeds(143, _is_cut_partly))
 def _links_that_answer_again_stay_broken() -> Any:
     """That a link answers again is not noted."""
     said = BrokenLinks.said
@@ -185,7 +185,7 @@ def _links_that_answer_again_stay_broken() -> Any:
     return _patch(BrokenLinks, "said", only_silence)
 
 
-@planted_fault("penstock/runtime/host/broken_links.py", Seeds(143, _is_cut_partly))
+@planted_fault("penstock/host/decide/broken_links.py", Seeds(143, _is_cut_partly))
 def _the_machine_of_the_jobmaster_is_given_up() -> Any:
     """Which machine has the JobMaster is not looked at."""
     chosen = BrokenLinks._chosen
@@ -197,7 +197,7 @@ def _the_machine_of_the_jobmaster_is_given_up() -> Any:
     return _patch(BrokenLinks, "_chosen", any_machine)
 
 
-@planted_fault("penstock/runtime/host/broken_links.py", Seeds(733, _is_cut_partly_and_pauses))
+@planted_fault("penstock/host/decide/broken_links.py", Seeds(733, _is_cut_partly_and_pauses))
 def _pauses_of_the_jobmaster_count() -> Any:
     """The time for which the JobMaster was paused counts as silence of links."""
     look = BrokenLinks.look

@@ -48,6 +48,11 @@ import pyarrow as pa
 
 from penstock.bridge.burst import Mode
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
+from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
+from penstock.host.decide import commands as host_commands
+from penstock.host.decide.job_host import Found, HostOptions, JobHost
+from penstock.host.process.collected import Collected
+from penstock.host.process.network import Network as JobNetwork
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
@@ -57,11 +62,6 @@ from penstock.runtime.epochs.store import Store, manifest_files
 from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, StoreUnreachable
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.exchange.output_cache import OutputCaches
-from penstock.runtime.host import commands as host_commands
-from penstock.runtime.host.collected import Collected
-from penstock.runtime.host.job_host import Found, HostOptions, JobHost
-from penstock.runtime.host.network import Network as JobNetwork
-from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.program.graph import SAVEPOINT

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.host.commands import Call, StartProcess
+from penstock.host.decide.commands import Call, StartProcess
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.worker.blackbox import (

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from penstock.host.decide.commands import StartProcess
 from penstock.runtime.errors import StoreUnreachable
-from penstock.runtime.host.commands import StartProcess
 from penstock.runtime.operators.process import ProcessContext
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect

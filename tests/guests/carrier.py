@@ -20,15 +20,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
+from penstock.host.carry.processes import CannotStart, ProcessDied
+from penstock.host.process.control import ControlServer, End
+from penstock.host.process.network import Network
+from penstock.host.process.node_agent import NodeAgent, NodeLine
+from penstock.host.process.relay_process import RelayProcess
+from penstock.host.process.reporting import Report
+from penstock.host.process.worker_process import Outcome, WorkerOptions, WorkerProcess
 from penstock.local.local_job import LocalJob
 from penstock.local.worker import REPORT, _Reports
-from penstock.runtime.host.control import ControlServer, End
-from penstock.runtime.host.network import Network
-from penstock.runtime.host.node_agent import NodeAgent, NodeLine
-from penstock.runtime.host.processes import CannotStart, ProcessDied
-from penstock.runtime.host.relay_process import RelayProcess
-from penstock.runtime.host.reporting import Report
-from penstock.runtime.host.worker_process import Outcome, WorkerOptions, WorkerProcess
 from penstock.runtime.records.pickling import dumps, loads
 from penstock.runtime.transport import choose
 from penstock.runtime.transport.handshake import receive_frame, send_frame

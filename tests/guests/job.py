@@ -19,14 +19,14 @@ from typing import Any
 from unittest.mock import patch
 
 import penstock as ps
-from penstock.actors.job import Job
+from penstock.host.carry.job_runner import RunnerOptions
+from penstock.host.process.network import Network
+from penstock.host.process.worker_process import WorkerOptions
+from penstock.jobs.job import Job
 from penstock.local import local_job
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
-from penstock.runtime.host.job_runner import RunnerOptions
-from penstock.runtime.host.network import Network
-from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.actors.progress import line, links, processes
-from penstock.runtime.host.broken_links import BrokenLinks, GivenUp, Station, pairs_of
-from penstock.runtime.host.commands import EndJob, GiveUpMachine
-from penstock.runtime.host.link_watch import watch_links
-from penstock.runtime.host.status import no_status
+from penstock.host.decide.broken_links import BrokenLinks, GivenUp, Station, pairs_of
+from penstock.host.decide.commands import EndJob, GiveUpMachine
+from penstock.host.decide.status import no_status
+from penstock.host.process.link_watch import watch_links
+from penstock.jobs.progress import line, links, processes
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.host.clock_offset import DRIFT_PPM, ClockOffset
+from penstock.host.process.clock_offset import DRIFT_PPM, ClockOffset
 
 delays = st.integers(0, 50_000_000)
 

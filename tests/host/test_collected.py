@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.runtime.host.collected import Collected, EncodedSinkRecords
+from penstock.host.process.collected import Collected, EncodedSinkRecords
 from penstock.runtime.records.codec import decode, encode
 
 

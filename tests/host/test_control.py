@@ -23,9 +23,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.runtime.errors import PenstockError
-from penstock.runtime.host import control
-from penstock.runtime.host.control import (
+from penstock.host.carry.links import AllWorkers, Link
+from penstock.host.process import control
+from penstock.host.process.control import (
     ControlClient,
     ControlServer,
     ControlSession,
@@ -35,8 +35,8 @@ from penstock.runtime.host.control import (
     Refused,
     _hang_up,
 )
-from penstock.runtime.host.hangs import SilenceDetector
-from penstock.runtime.host.links import AllWorkers, Link
+from penstock.host.process.hangs import SilenceDetector
+from penstock.runtime.errors import PenstockError
 from penstock.runtime.transport import endpoint, handshake
 from penstock.runtime.transport.endpoint import Ports
 from tests.e2e.processes import LIMIT_S, wait_until
@@ -115,7 +115,7 @@ def test_nobody_waits_for_a_worker_that_is_silent_for_long(
         waited.append(len(futures))
         return wait(futures, timeout)
 
-    monkeypatch.setattr("penstock.runtime.host.links.wait", note)
+    monkeypatch.setattr("penstock.host.carry.links.wait", note)
     silent = Busy(0)
     silent.free.clear()
     workers.connect(0, silent.server.end, 100)
@@ -127,7 +127,7 @@ def test_nobody_waits_for_a_worker_that_is_silent_for_long(
 
 def test_a_paused_process_answers_again_and_gets_what_was_wished(workers: AllWorkers) -> None:
     code = (
-        "import sys, threading; from penstock.runtime.host.control import ControlServer; stopped = []\n"
+        "import sys, threading; from penstock.host.process.control import ControlServer; stopped = []\n"
         "s = ControlServer({'status': lambda: len(stopped), 'stop': lambda: stopped.append(1)})\n"
         "print(repr((s.end.address, s.end.key)), flush=True); sys.stdin.read()"
     )

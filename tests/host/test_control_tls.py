@@ -13,10 +13,10 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.runtime.host import control
-from penstock.runtime.host.control import ControlClient, ControlServer, End
-from penstock.runtime.host.network import Network
-from penstock.runtime.host.node_agent import NodeAgent, NodeLine
+from penstock.host.process import control
+from penstock.host.process.control import ControlClient, ControlServer, End
+from penstock.host.process.network import Network
+from penstock.host.process.node_agent import NodeAgent, NodeLine
 from penstock.runtime.transport import endpoint
 from penstock.runtime.transport.certificates import BadCertificate, JobCertificate
 from penstock.runtime.transport.endpoint import Ports

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.epochs.coordinator import EpochOptions
-from penstock.runtime.epochs.manifest import Blob, Manifest
-from penstock.runtime.epochs.participant import Acknowledged, Declined
-from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import JobError, PenstockError
-from penstock.runtime.host.commands import (
+from penstock.host.carry.processes import RelayHandle
+from penstock.host.carry.relay_runner import RelayRunner
+from penstock.host.decide.commands import (
     Call,
     CopySavepoint,
     CopySavepointAndStop,
@@ -31,9 +28,12 @@ from penstock.runtime.host.commands import (
     TellAll,
     TellRelay,
 )
-from penstock.runtime.host.job_host import Found, HostOptions, JobHost
-from penstock.runtime.host.processes import RelayHandle
-from penstock.runtime.host.relay_runner import RelayRunner
+from penstock.host.decide.job_host import Found, HostOptions, JobHost
+from penstock.runtime.epochs.coordinator import EpochOptions
+from penstock.runtime.epochs.manifest import Blob, Manifest
+from penstock.runtime.epochs.participant import Acknowledged, Declined
+from penstock.runtime.epochs.store import Store
+from penstock.runtime.errors import JobError, PenstockError
 from penstock.runtime.lifecycle import InvalidTransition
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan

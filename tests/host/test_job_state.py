@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.runtime.host.job_state import ENDED, JobLife, JobState
+from penstock.host.decide.job_state import ENDED, JobLife, JobState
 from penstock.runtime.lifecycle import InvalidTransition
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.actors.job import end_without_records
 from penstock.actors.ray_link import why_it_died
+from penstock.host.decide.commands import JobEnd
+from penstock.host.process.linger import Driver, Drivers
+from penstock.jobs.job import end_without_records
 from penstock.runtime.errors import ClusterGone
-from penstock.runtime.host.commands import JobEnd
-from penstock.runtime.host.linger import Driver, Drivers
 
 SLOW, OTHER = Driver("a", "node", 1, 10), Driver("b", "node", 2, 20)
 

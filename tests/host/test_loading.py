@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
+from penstock.host.decide.commands import JobEnd
+from penstock.host.process import linger
+from penstock.host.process.linger import Driver
+from penstock.host.process.loading import UnloadedRunner, load_program
 from penstock.runtime.errors import JobError, ProgramNotLoaded
-from penstock.runtime.host import linger
-from penstock.runtime.host.commands import JobEnd
-from penstock.runtime.host.linger import Driver
-from penstock.runtime.host.loading import UnloadedRunner, load_program
 
 LIMIT_S = 60.0
 

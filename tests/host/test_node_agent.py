@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.host import node_agent
-from penstock.runtime.host.control import End
-from penstock.runtime.host.node_agent import BEAT_S, NodeAgent, NodeLine
-from penstock.runtime.host.watched_process import LastWords
+from penstock.host.process import node_agent
+from penstock.host.process.control import End
+from penstock.host.process.node_agent import BEAT_S, NodeAgent, NodeLine
+from penstock.host.process.watched_process import LastWords
 from penstock.runtime.transport.endpoint import Ports
 from penstock.runtime.worker.blackbox import Note
 from tests.e2e.processes import LIMIT_S, wait_until
@@ -41,7 +41,7 @@ sys.stdin.readline()
 _AGENT = """
 import sys
 from penstock.runtime.transport.endpoint import Ports
-from penstock.runtime.host.node_agent import NodeAgent, leave_process
+from penstock.host.process.node_agent import NodeAgent, leave_process
 agent = NodeAgent("job", Ports("127.0.0.1"), float(sys.argv[1]), leave_process)
 print(agent.end.address, agent.end.key.hex(), flush=True)
 sys.stdin.readline()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.actors.head_memory import HeadMemory
-from penstock.runtime.host.notes import Notes
+from penstock.host.carry.notes import Notes
 
 
 class Dict(dict[str, bytes]):

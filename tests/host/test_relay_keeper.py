@@ -12,8 +12,8 @@ from collections import deque
 
 import pytest
 
-from penstock.runtime.host.commands import KillRelay, StartRelay, TellRelay
-from penstock.runtime.host.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
+from penstock.host.decide.commands import KillRelay, StartRelay, TellRelay
+from penstock.host.decide.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.wire import FIRST_RELAY

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.host.resequencer import Resequencer
+from penstock.host.decide.resequencer import Resequencer
 
 MESSAGES = [(sender, number) for sender in range(3) for number in range(5)]
 

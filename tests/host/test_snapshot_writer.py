@@ -6,9 +6,9 @@ import queue
 
 import pytest
 
+from penstock.host.process import reporting
+from penstock.host.process.reporting import SnapshotWriter
 from penstock.runtime.epochs.participant import Declined, EpochReport
-from penstock.runtime.host import reporting
-from penstock.runtime.host.reporting import SnapshotWriter
 
 LIMIT_S = 60
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.runtime.host.starter import started
+from penstock.host.process.starter import started
 from tests.e2e.processes import alive, wait_gone
 
 # It says so when the kernel is told to kill it with the thread that has started it.
@@ -62,7 +62,7 @@ def test_what_cannot_be_started_is_told() -> None:
 def test_a_fork_starts_its_own() -> None:
     program = (
         "import os, subprocess\n"
-        "from penstock.runtime.host.starter import started\n"
+        "from penstock.host.process.starter import started\n"
         "started(lambda: subprocess.run(['true'], check=True))\n"
         "if fork := os.fork():\n"
         "    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]))\n"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.host.decide.status import NO_RELAY_REPORT, StatusBuilder, hook_words, no_status
 from penstock.runtime.event_time.windows import Tumbling
-from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, hook_words, no_status
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.relaying.relay import Relay

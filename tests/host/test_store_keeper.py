@@ -15,13 +15,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from penstock.host.carry import store_keeper as keeper_module
+from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
+from penstock.host.process.collected import Collected, EncodedSinkRecords
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.participant import Declined, EpochReport, Participant
 from penstock.runtime.epochs.store import INLINE_BYTES, Store
 from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
-from penstock.runtime.host import store_keeper as keeper_module
-from penstock.runtime.host.collected import Collected, EncodedSinkRecords
-from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.records.codec import decode, encode

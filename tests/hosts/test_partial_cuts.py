@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ray
 JOB = """
 import collections, json, sys, time
 import penstock as ps
-from penstock.actors.progress import links, trouble
+from penstock.jobs.progress import links, trouble
 
 flow = ps.Flow("cuts")
 got = ps.sinks.Collect()

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.host.decide.alignment import Alignment, aligned_tasks
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.pace import Pace
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
-from penstock.runtime.host.alignment import Alignment, aligned_tasks
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Steps

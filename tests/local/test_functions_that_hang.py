@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.actors import progress
+from penstock.host.carry import job_runner
+from penstock.jobs import progress
 from penstock.local.local_job import LocalJob
 from penstock.runtime.epochs.files import LocalFiles
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.host import job_runner
 from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from tests.e2e.processes import LIMIT_S, alive, wait_until

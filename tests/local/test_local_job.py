@@ -20,16 +20,16 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.actors import run as run_module
 from penstock.bridge.session import SparkOptions
+from penstock.host.carry import job_runner, store_keeper
+from penstock.host.decide.status import no_status
+from penstock.host.process.network import Network, TransportName
+from penstock.host.process.worker_process import WorkerOptions
+from penstock.jobs import run as run_module
 from penstock.local.processes import LocalProcesses
 from penstock.runtime.epochs.files import LocalFiles
 from penstock.runtime.epochs.manifest import FORMAT, decode, encode
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.host import job_runner, store_keeper
-from penstock.runtime.host.network import Network, TransportName
-from penstock.runtime.host.status import no_status
-from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.sinks.base import SinkContext, SinkWriter
 from tests.e2e.processes import LIMIT_S, alive, wait_until
 from tests.local.workers import workers_here

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 import penstock as ps
+from penstock.host.carry.processes import CannotStart, ProcessDied
+from penstock.host.process.worker_process import WorkerOptions
 from penstock.local import processes as module
 from penstock.local.processes import LocalProcesses
-from penstock.runtime.host.processes import CannotStart, ProcessDied
-from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.records.pickling import Program
 from tests.e2e.processes import LIMIT_S, alive, wait_until
 from tests.local.workers import workers_here

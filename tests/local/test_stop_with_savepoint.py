@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.actors.job import Job
+from penstock.jobs.job import Job
 from tests.e2e.processes import LIMIT_S, wait_until
 
 RECORDS = 2000

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.actors.options import JobOptions
-from penstock.actors.placer import Placer
-from penstock.actors.run import _without_ray
 from penstock.apps import sol, throughput
 from penstock.apps.cli import main
 from penstock.apps.rides import topology as rides
+from penstock.host.carry.job_options import JobOptions
+from penstock.host.process.worker_process import WorkerOptions
+from penstock.jobs.run import _without_ray
 from penstock.local.placing import LocalPlacing
 from penstock.placement.at_start import plan_at_start
 from penstock.placement.baselines import in_turn
@@ -27,10 +27,10 @@ from penstock.placement.even import PAIRS_MOST, over_workers
 from penstock.placement.even import in_turn as turns_of
 from penstock.placement.options import PlacementOptions
 from penstock.placement.placement import Placement
+from penstock.placement.placer import Placer
 from penstock.placement.shape import shape_of
 from penstock.placement.topology import of_plan
 from penstock.placement.traffic import Node, TrafficGraph
-from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks import Null

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from penstock.host.decide import relay_keeper
 from penstock.runtime.event_time.watermark import Watermark
 from penstock.runtime.exchange import output
 from penstock.runtime.exchange import output_cache as output_caches
 from penstock.runtime.exchange.log import OutLog
-from penstock.runtime.host import relay_keeper
 from penstock.runtime.operators import aggregated, pieces, processing, stateless, step_size, windowing
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.batch import Batch, KeyedBatch

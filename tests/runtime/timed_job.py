@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import penstock as ps
+from penstock.host.decide.status import StatusBuilder
 from penstock.runtime.exchange.output_cache import OutputCaches
-from penstock.runtime.host.status import StatusBuilder
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.task import Steps

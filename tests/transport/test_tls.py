@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.host.network import Network
+from penstock.host.process.network import Network
 from penstock.runtime.transport.certificates import BadCertificate, JobCertificate, Tls
 from penstock.runtime.transport.handshake import NotProved, admit, bound, introduce
 from penstock.runtime.transport.peer_handshake import Admitting, Introducing, Process

@@ -125,7 +125,7 @@ class RunningJob(Protocol):
     name: str
 
     def status(self) -> dict[str, Any]:
-        """Returns the status of the job; see runtime/host/status.py."""
+        """Returns the status of the job; see host/decide/status.py."""
 
     def trouble(self, error: PenstockError) -> None:
         """Reports that the sink's work in the driver has failed while the job continues. The job's wait() raises this

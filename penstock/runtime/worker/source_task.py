@@ -66,7 +66,7 @@ class SourceTask(Task):
         self._reading = f"read() of {stages[0].context.operator.name}[{task.index}]"
         self._due: float = 0.0  # clock time in seconds at which the reader wants to be read again
         self._read_some = False  # whether the last read gave records
-        # What holds the task back when it is ahead of other sources, if something does (runtime/host/alignment.py).
+        # What holds the task back when it is ahead of other sources, if something does (host/decide/alignment.py).
         self._marking_stage = next(
             (stage for stage in stages if isinstance(stage, Marking) and stage.max_drift_ms is not None), None
         )

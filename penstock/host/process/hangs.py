@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from penstock.runtime.host.reaper import start_time
+from penstock.host.process.reaper import start_time
 
 logger = logging.getLogger(__name__)
 

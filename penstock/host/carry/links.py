@@ -11,8 +11,8 @@ from collections.abc import Callable, Container
 from concurrent.futures import Future, wait
 from typing import Any
 
+from penstock.host.process.control import ControlClient, End, Gone, Refused
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.host.control import ControlClient, End, Gone, Refused
 from penstock.runtime.records.pickling import Program
 
 

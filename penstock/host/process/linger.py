@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.runtime.host.reaper import start_time
+from penstock.host.process.reaper import start_time
 
 # How long the JobMaster waits for drivers that may still come, when it knows of no driver that lives.
 _LINGER_S = 5.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from penstock.host.carry.job_runner import RunnerOptions
 from penstock.placement.options import PlacementOptions
-from penstock.runtime.host.job_runner import RunnerOptions
 
 if TYPE_CHECKING:
     from penstock.bridge.paradigm_scheduler import DualOptions

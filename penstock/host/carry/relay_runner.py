@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from penstock.host.carry.links import AllWorkers, Link
+from penstock.host.decide.commands import HostCommand, KillRelay, StartRelay, TellRelay
+from penstock.host.process.hangs import SilenceDetector
+from penstock.host.process.watched_process import LastWords
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.host.commands import HostCommand, KillRelay, StartRelay, TellRelay
-from penstock.runtime.host.hangs import SilenceDetector
-from penstock.runtime.host.links import AllWorkers, Link
-from penstock.runtime.host.watched_process import LastWords
 
 if TYPE_CHECKING:
-    from penstock.runtime.host.job_host import JobHost
-    from penstock.runtime.host.processes import RelayHandle, RelayStarter
+    from penstock.host.carry.processes import RelayHandle, RelayStarter
+    from penstock.host.decide.job_host import JobHost
 
 
 # A relay that has not answered for this time may be stopped.

@@ -33,7 +33,7 @@ from penstock.runtime.errors import SnapshotDamaged, StoreError
 from penstock.runtime.program.graph import SAVEPOINT
 
 if TYPE_CHECKING:
-    from penstock.runtime.host.collected import Collected
+    from penstock.host.process.collected import Collected
     from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import Program, belonging_to
 

@@ -23,19 +23,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from penstock.runtime.epochs.coordinator import EpochOptions
-from penstock.runtime.epochs.manifest import Blob, Manifest
-from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import (
-    JobError,
-    NotEnoughResources,
-    PenstockError,
-    SnapshotDamaged,
-    StoreError,
-)
-from penstock.runtime.host.alignment import ALIGN_S, Alignment, aligned_tasks
-from penstock.runtime.host.collected import Collected, Encoded, EncodedSinkRecords
-from penstock.runtime.host.commands import (
+from penstock.host.carry.links import AllWorkers, Link
+from penstock.host.carry.opening import STORE_RETRY_S, Opening, sinks_of
+from penstock.host.carry.processes import CannotStart, ProcessDied, Processes, RelayStarter, WorkerHandle
+from penstock.host.carry.relay_runner import RelayRunner
+from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
+from penstock.host.decide.alignment import ALIGN_S, Alignment, aligned_tasks
+from penstock.host.decide.commands import (
     Call,
     CommitSinkRecords,
     CopySavepoint,
@@ -56,22 +50,28 @@ from penstock.runtime.host.commands import (
     TellRelay,
     UndoSinkRecords,
 )
-from penstock.runtime.host.hangs import SilenceDetector
-from penstock.runtime.host.job_host import HostOptions, JobHost
-from penstock.runtime.host.job_state import JobState
-from penstock.runtime.host.linger import Driver, Drivers
-from penstock.runtime.host.links import AllWorkers, Link
-from penstock.runtime.host.machine import machine_id
-from penstock.runtime.host.network import Network
-from penstock.runtime.host.opening import STORE_RETRY_S, Opening, sinks_of
-from penstock.runtime.host.processes import CannotStart, ProcessDied, Processes, RelayStarter, WorkerHandle
-from penstock.runtime.host.relay_runner import RelayRunner
-from penstock.runtime.host.reporting import LinksReport, Report
-from penstock.runtime.host.resequencer import Resequencer
-from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, hook_words, outage_words
-from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
-from penstock.runtime.host.watched_process import LastWords
-from penstock.runtime.host.worker_process import WorkerOptions
+from penstock.host.decide.job_host import HostOptions, JobHost
+from penstock.host.decide.job_state import JobState
+from penstock.host.decide.resequencer import Resequencer
+from penstock.host.decide.status import NO_RELAY_REPORT, StatusBuilder, hook_words, outage_words
+from penstock.host.process.collected import Collected, Encoded, EncodedSinkRecords
+from penstock.host.process.hangs import SilenceDetector
+from penstock.host.process.linger import Driver, Drivers
+from penstock.host.process.machine import machine_id
+from penstock.host.process.network import Network
+from penstock.host.process.reporting import LinksReport, Report
+from penstock.host.process.watched_process import LastWords
+from penstock.host.process.worker_process import WorkerOptions
+from penstock.runtime.epochs.coordinator import EpochOptions
+from penstock.runtime.epochs.manifest import Blob, Manifest
+from penstock.runtime.epochs.store import Store
+from penstock.runtime.errors import (
+    JobError,
+    NotEnoughResources,
+    PenstockError,
+    SnapshotDamaged,
+    StoreError,
+)
 from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.plan import Plan, packed_with_plan
 from penstock.runtime.records.codec import decode
@@ -79,8 +79,8 @@ from penstock.runtime.records.pickling import Program
 from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
-    from penstock.runtime.host.notes import Note, Notes
-    from penstock.runtime.host.placing import Placing
+    from penstock.host.carry.notes import Note, Notes
+    from penstock.host.decide.placing import Placing
     from penstock.runtime.program.flow import Flow
 
 logger = logging.getLogger(__name__)

@@ -29,14 +29,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.runtime.epochs import coordinator as protocol
-from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
-from penstock.runtime.epochs.manifest import Blob, Manifest
-from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQuiet
-from penstock.runtime.epochs.restore import same_tasks
-from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
-from penstock.runtime.host.broken_links import BrokenLinks, Pair, Station, all_pairs, pairs_of
-from penstock.runtime.host.commands import (
+from penstock.host.decide.broken_links import BrokenLinks, Pair, Station, all_pairs, pairs_of
+from penstock.host.decide.commands import (
     Call,
     CommitSinkRecords,
     CopySavepoint,
@@ -54,18 +48,24 @@ from penstock.runtime.host.commands import (
     TellAll,
     UndoSinkRecords,
 )
-from penstock.runtime.host.driver_requests import (
+from penstock.host.decide.driver_requests import (
     DriverRequests,
     MigrateRequest,
     RescaleRequest,
     SavepointRequest,
     StopRequest,
 )
-from penstock.runtime.host.job_state import JobLife, JobState
-from penstock.runtime.host.network import Network
-from penstock.runtime.host.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
-from penstock.runtime.host.status import StatusBuilder
-from penstock.runtime.host.worker_lives import WorkerLives
+from penstock.host.decide.job_state import JobLife, JobState
+from penstock.host.decide.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
+from penstock.host.decide.status import StatusBuilder
+from penstock.host.decide.worker_lives import WorkerLives
+from penstock.host.process.network import Network
+from penstock.runtime.epochs import coordinator as protocol
+from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
+from penstock.runtime.epochs.manifest import Blob, Manifest
+from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQuiet
+from penstock.runtime.epochs.restore import same_tasks
+from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
 from penstock.runtime.operators.resources import told_needs
 from penstock.runtime.program.bound_tasks import check_reserved
 from penstock.runtime.program.mixing import mixing, mixing_words
@@ -75,8 +75,8 @@ from penstock.runtime.worker.blackbox import Crash, Note, Suspects
 from penstock.runtime.worker.run_loop import LoopEnded
 
 if TYPE_CHECKING:
+    from penstock.host.decide.placing import Placing
     from penstock.runtime.epochs.store import Store
-    from penstock.runtime.host.placing import Placing
     from penstock.runtime.program.flow import Flow
 
 logger = logging.getLogger(__name__)

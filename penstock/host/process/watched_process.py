@@ -1,14 +1,14 @@
 """The process of a worker, as the host of its job sees it: what it did last, whether it is stopped, and how to kill it.
 
 Only the kernel of the process's own machine knows this. So a process of another machine is asked about at the agent of
-its node (runtime/host/node_agent.py).
+its node (host/process/node_agent.py).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from penstock.runtime.host.hangs import Process
+from penstock.host.process.hangs import Process
 from penstock.runtime.worker.blackbox import Crash, Note, Watcher, is_stopped
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from penstock.host.decide.commands import JobEnd
+from penstock.host.process.collected import Encoded
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.host.collected import Encoded
-from penstock.runtime.host.commands import JobEnd
 
 
 class HostGone(PenstockError):

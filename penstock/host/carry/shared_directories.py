@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
+from penstock.host.process.node_agent import NodeLine
 from penstock.runtime.errors import PenstockError, StoreError
-from penstock.runtime.host.node_agent import NodeLine
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.storage.filesystems import is_url

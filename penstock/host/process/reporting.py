@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from penstock.host.process.collected import EncodedSinkRecords
 from penstock.runtime.epochs.participant import EpochReport
-from penstock.runtime.host.collected import EncodedSinkRecords
 from penstock.runtime.records.codec import encode
 from penstock.runtime.transport.base import SilentLink
 from penstock.runtime.worker.wiring import SinkRecords

@@ -14,17 +14,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from penstock.host.decide.commands import EndState, JobEnd
+from penstock.host.decide.job_host import Found
 from penstock.runtime.errors import StoreError
-from penstock.runtime.host.commands import EndState, JobEnd
-from penstock.runtime.host.job_host import Found
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.storage.directory_lock import DirectoryLock, DirectoryLocked
 
 if TYPE_CHECKING:
+    from penstock.host.carry.notes import Notes
+    from penstock.host.carry.store_keeper import StoreKeeper
     from penstock.runtime.epochs.store import Store
-    from penstock.runtime.host.notes import Notes
-    from penstock.runtime.host.store_keeper import StoreKeeper
     from penstock.runtime.sinks.base import Sink
 
 logger = logging.getLogger(__name__)

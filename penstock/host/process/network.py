@@ -138,7 +138,7 @@ def make_transport(
     networks["tcp"] = TcpTransport(worker, network.secret, host, ports, tls=tls)
     if network.everywhere:
         return networks["tcp"]
-    from penstock.runtime.host.machine import machine_id
+    from penstock.host.process.machine import machine_id
     from penstock.runtime.transport.routed import RoutedTransport
 
     near = ShmTransport(worker, ring_bytes, at_least=at_least, keeps_size=keeps_size)

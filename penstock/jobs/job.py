@@ -13,8 +13,13 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from penstock.actors.job_link import HostGone, JobLink
-from penstock.actors.progress import Progress
+from penstock.host.carry.job_link import HostGone, JobLink
+from penstock.host.carry.job_runner import first_line
+from penstock.host.decide.commands import JobEnd
+from penstock.host.decide.job_state import ENDED
+from penstock.host.decide.status import no_status
+from penstock.host.process.collected import Encoded
+from penstock.jobs.progress import Progress
 from penstock.runtime.errors import (
     ClusterGone,
     FlowError,
@@ -25,11 +30,6 @@ from penstock.runtime.errors import (
     StoreError,
     shorten,
 )
-from penstock.runtime.host.collected import Encoded
-from penstock.runtime.host.commands import JobEnd
-from penstock.runtime.host.job_runner import first_line
-from penstock.runtime.host.job_state import ENDED
-from penstock.runtime.host.status import no_status
 from penstock.runtime.operators.windowing import late_words
 from penstock.runtime.program.mixing import mixing_words
 from penstock.runtime.records.codec import decode

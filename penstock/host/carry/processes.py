@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, Protocol
 
+from penstock.host.process.watched_process import WatchedProcess
+from penstock.host.process.worker_process import Outcome
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.host.watched_process import WatchedProcess
-from penstock.runtime.host.worker_process import Outcome
 
 
 class CannotStart(PenstockError):

@@ -12,9 +12,19 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.actors import farewell
-from penstock.actors.job import Job, local_jobs
-from penstock.actors.options import JobOptions
+from penstock.host.carry.job_options import JobOptions
+from penstock.host.process.network import (
+    NODE_TIMEOUT_S,
+    TRANSPORTS,
+    Network,
+    TransportName,
+    checked_node_timeout,
+    checked_ports,
+    checked_tls,
+)
+from penstock.host.process.worker_process import WorkerOptions
+from penstock.jobs import farewell
+from penstock.jobs.job import Job, local_jobs
 from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
@@ -32,16 +42,6 @@ from penstock.runtime.errors import (
 )
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
-from penstock.runtime.host.network import (
-    NODE_TIMEOUT_S,
-    TRANSPORTS,
-    Network,
-    TransportName,
-    checked_node_timeout,
-    checked_ports,
-    checked_tls,
-)
-from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.resources import told_needs

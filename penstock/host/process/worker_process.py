@@ -23,19 +23,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from penstock.host.process.control import ControlServer
+from penstock.host.process.hangs import Process, watch_master
+from penstock.host.process.link_watch import watch_links
+from penstock.host.process.loading import load_program
+from penstock.host.process.loop_thread import prepare_loop_thread
+from penstock.host.process.machine import machine_id
+from penstock.host.process.network import Network, make_transport
+from penstock.host.process.reporting import LinksReport, Reporter, ReportSender, SnapshotWriter
 from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTasks, RemoveTasks, SaveWholeState
 from penstock.runtime.epochs.participant import Participant
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import ProgramNotLoaded, RecordError, describe
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
-from penstock.runtime.host.control import ControlServer
-from penstock.runtime.host.hangs import Process, watch_master
-from penstock.runtime.host.link_watch import watch_links
-from penstock.runtime.host.loading import load_program
-from penstock.runtime.host.loop_thread import prepare_loop_thread
-from penstock.runtime.host.machine import machine_id
-from penstock.runtime.host.network import Network, make_transport
-from penstock.runtime.host.reporting import LinksReport, Reporter, ReportSender, SnapshotWriter
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.patience import Patience
 from penstock.runtime.program.plan import Plan

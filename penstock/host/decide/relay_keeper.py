@@ -27,9 +27,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.host.decide.commands import KillRelay, StartRelay, TellRelay
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.exchange.grouping import All
-from penstock.runtime.host.commands import KillRelay, StartRelay, TellRelay
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.wire import FIRST_RELAY

@@ -22,10 +22,10 @@ from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import suppress
 from typing import Any
 
-from penstock.runtime.host.clock_offset import ClockOffset, Offset
-from penstock.runtime.host.control import ControlClient, ControlServer, End, Gone, Refused
-from penstock.runtime.host.hangs import SilenceDetector, on_silence
-from penstock.runtime.host.watched_process import LastWords, ProcessHere
+from penstock.host.process.clock_offset import ClockOffset, Offset
+from penstock.host.process.control import ControlClient, ControlServer, End, Gone, Refused
+from penstock.host.process.hangs import SilenceDetector, on_silence
+from penstock.host.process.watched_process import LastWords, ProcessHere
 from penstock.runtime.transport.certificates import BadCertificate
 from penstock.runtime.transport.endpoint import Ports
 

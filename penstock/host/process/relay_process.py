@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from penstock.runtime.host.control import ControlServer
-from penstock.runtime.host.hangs import on_silence
-from penstock.runtime.host.loop_thread import prepare_loop_thread
-from penstock.runtime.host.machine import machine_id
-from penstock.runtime.host.network import Network, make_transport
+from penstock.host.process.control import ControlServer
+from penstock.host.process.hangs import on_silence
+from penstock.host.process.loop_thread import prepare_loop_thread
+from penstock.host.process.machine import machine_id
+from penstock.host.process.network import Network, make_transport
 from penstock.runtime.relaying.relay import Relay
 from penstock.runtime.relaying.relay_loop import RelayLoop
 from penstock.runtime.transport.shm import RING_BYTES

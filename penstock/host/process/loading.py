@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from penstock.host.decide.commands import JobEnd
+from penstock.host.decide.status import no_status
+from penstock.host.process.collected import Encoded
+from penstock.host.process.linger import Driver, Drivers
 from penstock.runtime.errors import JobError, ProgramNotLoaded, describe
-from penstock.runtime.host.collected import Encoded
-from penstock.runtime.host.commands import JobEnd
-from penstock.runtime.host.linger import Driver, Drivers
-from penstock.runtime.host.status import no_status
 from penstock.runtime.records.pickling import join
 from penstock.runtime.records.userfunc import user_line
 

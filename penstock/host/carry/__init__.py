@@ -1,0 +1,1 @@
+"""What carries out the decisions of a job's host: threads, timers, the checkpoint store and the calls to processes."""
