@@ -15,7 +15,7 @@ import pytest
 import penstock
 
 ROOT = Path(penstock.__file__).parent
-FLOORS = ("runtime", "placement", "bridge", "local", "actors", "apps")
+FLOORS = ("runtime", "placement", "bridge", "host", "local", "actors", "jobs", "apps")
 _IMPORTERS = ("importlib.import_module", "import_module", "__import__")
 MODULES = sorted(ROOT.rglob("*.py"))
 
@@ -69,7 +69,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path, monkeypatch: pytest.Monk
         ("import ray", "ray"),
         ("def f():\n    import ray.util", "ray.util"),
         ("from penstock import actors", "penstock.actors"),
-        ("from ..actors import run", "penstock.jobs.run"),
+        ("from ..actors import nodes", "penstock.actors.nodes"),
         ("from .. import actors", "penstock.actors"),
         ("import importlib\nimportlib.import_module('pyspark')", "pyspark"),
     ):

@@ -15,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -23,8 +22,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors import cluster
 from penstock.placement.groups import Group, Machine, NotPlaced, PlacingCancelled, machines, replacement_name
+from penstock.placement.layout import Layout, Share, has, told
 from penstock.placement.options import PlacementOptions
-from penstock.placement.placement import spread, workers_of
+from penstock.placement.placement import spread
 from penstock.placement.traffic import Node
 from penstock.runtime.operators.resources import Needs, together, told_needs
 
@@ -34,49 +34,8 @@ logger = logging.getLogger(__name__)
 _LEAST_CPUS = 1e-6
 # For how long it counts that a node has answered, or has not.
 _ASKED_S = 3.0
-#: Decides how many workers each of several nodes gets, from the numbers by free CPUs, the numbers for which the nodes
-#: have room, and how fast the nodes are.
-Share = Callable[[Sequence[int], Sequence[int], Sequence[float]], list[int]]
-
 # As many workers as take no CPU at all have room on a node.
 _MANY = 1 << 30
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the workers of a job are. A new layout replaces this one as a whole, so its parts fit together in whichever
-    thread. `machines`: of `nodes`, and empty when all workers are on the JobMaster's node. `order`: the workers in the
-    order of their nodes."""
-
-    nodes: tuple[Node, ...]
-    machines: tuple[Machine, ...]
-    order: tuple[int, ...]
-
-    @classmethod
-    def of(cls, at: Sequence[Machine]) -> Layout:
-        """Returns the layout when each worker is on this machine."""
-        counts = Counter(machine.node_id for machine in at)
-        found = tuple({machine.node_id: machine for machine in at}.values())
-        place = {machine.node_id: index for index, machine in enumerate(found)}
-        return cls(
-            tuple(Node(machine.name, counts[machine.node_id], speed=machine.speed) for machine in found),
-            found,
-            tuple(sorted(range(len(at)), key=lambda worker: place[at[worker].node_id])),
-        )
-
-    def node_of_workers(self) -> list[int]:
-        """Returns the node of each worker, as an index into `nodes`."""
-        found = [0] * len(self.order)
-        for worker, node in zip(self.order, workers_of(self.nodes), strict=True):
-            found[worker] = node
-        return found
-
-    def places(self) -> dict[str, int]:
-        """Returns the place in `nodes` of each name by which a source may know a node: the node's id, and the name of
-        its machine if the job uses only one node there."""
-        names = [machine.name for machine in self.machines]
-        places = {name: place for place, name in enumerate(names) if names.count(name) == 1}
-        return places | {machine.node_id: place for place, machine in enumerate(self.machines)}
 
 
 class Nodes:
@@ -543,21 +502,6 @@ def _has_in_all(machine: Machine, needs: Sequence[Needs]) -> str:
     """Says how much of what is needed a node has, in use or free."""
     names = ["CPU", *dict.fromkeys(name for own in needs for name in own)]
     return f"{machine} has {told_needs({name: machine.totals.get(name, 0.0) for name in names})} in all"
-
-
-def has(machine: Machine, wanted: Mapping[str, str | float]) -> bool:
-    """Returns whether a node has these labels and resources, in use or free."""
-    return all(
-        machine.labels.get(name) == value if isinstance(value, str) else machine.totals.get(name, 0.0) >= value
-        for name, value in wanted.items()
-    )
-
-
-def told(wanted: Mapping[str, str | float]) -> str:
-    """Describes labels and resources for people."""
-    return ", ".join(
-        f"{name}={value}" if isinstance(value, str) else f"{value:g} {name}" for name, value in wanted.items()
-    )
 
 
 def _with_room(chosen: Sequence[Machine], cpus: float) -> list[Machine]:

@@ -16,17 +16,15 @@ from penstock.actors import cluster
 from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, in_parts
 from penstock.actors.ray_link import RayLink
 from penstock.host.decide.job_state import ENDED
-from penstock.jobs import farewell
-from penstock.jobs.job import Job, known_job, silent_status
 from penstock.placement.groups import machines
 from penstock.runtime.errors import JobExists, JobNotFound, NoCluster, OptionError
-from penstock.runtime.operators.ends import Write
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.bridge.paradigm_scheduler import DualOptions
     from penstock.host.carry.job_options import JobOptions
     from penstock.runtime.epochs.store import Store
-    from penstock.runtime.program.flow import Flow
     from penstock.runtime.program.plan import Plan
     from penstock.runtime.records.pickling import Program
 
@@ -53,11 +51,12 @@ def connect(
     cluster.connect(address, cpus=cpus, lasting=detached, store_bytes=_DUAL_STORE_BYTES)
 
 
-def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: Program) -> Job:
+def start(name: str, plan: Plan, options: JobOptions, detached: bool, program: Program) -> RayLink:
+    """Starts a job on the cluster to which this program is connected. Returns the link to its JobMaster."""
     _check_node_timeout(options.network.node_timeout_s)
     restarts = -1 if options.store is not None and options.epochs.max_restarts else 0
     actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(JobMaster).options(
-        name=cluster.master_name(flow.name),
+        name=cluster.master_name(name),
         namespace=cluster.NAMESPACE,
         lifetime="detached" if detached else None,
         num_cpus=0,
@@ -67,22 +66,18 @@ def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: 
         max_task_retries=-1 if restarts else 0,
     )
     parts = in_parts(plan, options, program)
-    wait_for_store(flow.name, options.store)
+    wait_for_store(name, options.store)
     while True:
         try:
-            master = actor.remote(flow.name, *parts)
+            master = actor.remote(name, *parts)
             break
         except ValueError as error:  # the name is taken
-            if not cluster.is_ending(flow.name):
+            if not cluster.is_ending(name):
                 raise JobExists(
-                    f"a job named {flow.name!r} is running; stop that job (penstock.attach({flow.name!r}).stop(), or "
-                    f"penstock stop {flow.name}), or give the flow another name"
+                    f"a job named {name!r} is running; stop that job (penstock.attach({name!r}).stop(), or "
+                    f"penstock stop {name}), or give the flow another name"
                 ) from error
-    sinks = {name: op.sink for name, op in flow.graph.operators.items() if isinstance(op, Write)}
-    job = Job(flow.name, RayLink(flow.name, master, options.hang_timeout_s), sinks, program)
-    if not detached:
-        farewell.remember(job)
-    return job
+    return RayLink(name, master, options.hang_timeout_s)
 
 
 def _check_node_timeout(node_timeout_s: float) -> None:
@@ -116,14 +111,15 @@ def wait_for_store(name: str, store: Store | None) -> None:
         _look_again.wait(0.1)
 
 
-def attach(name: str | None, address: str | None) -> Job:
-    """See run.attach."""
+def find(name: str | None, address: str | None) -> tuple[str, object, Callable[[], RayLink]]:
+    """Finds a running job; see run.attach. Returns its name, its host (`JobLink.host`), and what makes a link to it."""
     name, master = cluster.find(name, address)
-    return known_job(name, master._actor_id) or Job(name, RayLink(name, master), {})
+    return name, master._actor_id, lambda: RayLink(name, master)
 
 
-def jobs(address: str | None) -> list[dict[str, Any]]:
-    """See run.jobs."""
+def jobs(address: str | None, silent_status: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the status of each running job; see run.jobs. `silent_status` gives the status of a job whose JobMaster
+    does not answer."""
     found = []
     with suppress(NoCluster) if address is None else nullcontext():
         for place, names in cluster.jobs(address):

@@ -24,7 +24,7 @@ from penstock.host.process.network import (
 )
 from penstock.host.process.worker_process import WorkerOptions
 from penstock.jobs import farewell
-from penstock.jobs.job import Job, local_jobs
+from penstock.jobs.job import Job, known_job, local_jobs, silent_status
 from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from penstock.bridge.burst import BurstOptions, Mode
     from penstock.bridge.paradigm_scheduler import DualOptions
     from penstock.bridge.session import SparkOptions
+    from penstock.host.carry.job_link import JobLink
     from penstock.runtime.program.flow import Flow
     from penstock.runtime.program.plan import Plan
     from penstock.runtime.transport.certificates import Tls
@@ -256,7 +257,7 @@ def run(
         from penstock.actors import on_ray
 
         on_ray.connect(address, workers, cpus_per_worker, both, detached)
-        return on_ray.start(flow, plan, options, detached, program)
+        return _job(flow, on_ray.start(flow.name, plan, options, detached, program), program, detached)
     except BaseException:
         if store is not None:
             with suppress(StoreError):  # the first error tells more
@@ -349,10 +350,20 @@ def _start_local(flow: Flow, plan: Plan, options: JobOptions, program: Program) 
             )
     if options.store is not None and options.store.is_locked():
         raise JobExists(options.store.locked_by_another())
-    host = LocalJob(plan, options, program, in_turn=options.placement.method == "round-robin")
+    return _job(
+        flow,
+        LocalJob(plan, options, program, in_turn=options.placement.method == "round-robin"),
+        program,
+        detached=False,
+    )
+
+
+def _job(flow: Flow, link: JobLink, program: Program, detached: bool) -> Job:
+    """Returns the handle of a job that has just been started."""
     sinks = {name: op.sink for name, op in flow.graph.operators.items() if isinstance(op, Write)}
-    job = Job(flow.name, host, sinks, program)
-    farewell.remember(job)
+    job = Job(flow.name, link, sinks, program)
+    if not detached:
+        farewell.remember(job)
     return job
 
 
@@ -557,7 +568,9 @@ def resume(
         on_ray.wait_for_store(name, store)
     if store.ended() is not None or store.latest() is None:
         raise JobNotFound(f"the job {name!r} of {store.place} has ended just now, so there is nothing to resume")
-    return _start_local(flow, plan, options, program) if local else on_ray.start(flow, plan, options, detached, program)
+    if local:
+        return _start_local(flow, plan, options, program)
+    return _job(flow, on_ray.start(flow.name, plan, options, detached, program), program, detached)
 
 
 def _not_loaded(error: BaseException) -> str:
@@ -624,7 +637,8 @@ def attach(name: str | None = None, *, address: str | None = None) -> Job:
     from penstock.actors import on_ray
 
     try:
-        return on_ray.attach(name, address)
+        name, host, link = on_ray.find(name, address)
+        return known_job(name, host) or Job(name, link(), {})
     except JobNotFound as error:
         if name is not None and Store.open(default_checkpoints(), name).is_locked():
             raise JobNotFound(
@@ -643,4 +657,4 @@ def jobs(*, address: str | None = None) -> list[dict[str, Any]]:
     from penstock.actors import on_ray
 
     here = [{**job.status(), "cluster": "this program"} for job in local_jobs()]
-    return here + on_ray.jobs(address)
+    return here + on_ray.jobs(address, silent_status)

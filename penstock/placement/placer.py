@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.nodes import Layout, Nodes, Share, has, told
 from penstock.placement import baselines
 from penstock.placement.adoption import Verdict
 from penstock.placement.at_start import plan_at_start
@@ -24,6 +23,7 @@ from penstock.placement.groups import NotPlaced
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, MESSAGE_BYTES, NODE_COST, HopCosts, Volume
 from penstock.placement.hop_latencies import HopLatencies, told_latencies
 from penstock.placement.known_load import KnownLoad
+from penstock.placement.layout import Chosen, Layout, Share, has, told
 from penstock.placement.monitor import Monitor
 from penstock.placement.options import PlacementOptions
 from penstock.placement.placement import Placement, speeds, workers_of
@@ -48,7 +48,7 @@ _HALF_LIVES_A_PERIOD = 2.0
 class Placer:
     """Assigns tasks to workers; see the module's docstring."""
 
-    def __init__(self, options: PlacementOptions, at: Nodes) -> None:
+    def __init__(self, options: PlacementOptions, at: Chosen) -> None:
         """`at`: the nodes of the workers, for jobs with options of placement."""
         self._options = options
         self._at = at

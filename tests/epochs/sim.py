@@ -52,7 +52,6 @@ from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
 from penstock.host.decide import commands as host_commands
 from penstock.host.decide.job_host import Found, HostOptions, JobHost
 from penstock.host.process.collected import Collected
-from penstock.host.process.network import Network as JobNetwork
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
@@ -834,7 +833,7 @@ class EpochCluster:
                 has_store=True,
                 flow=self.made.flow,
                 relays=self.nodes.several,
-                network=JobNetwork(node_timeout_s=faults.node_timeout_s),
+                node_timeout_s=faults.node_timeout_s,
                 machine=str(self.nodes.master.number),
                 again=self.masters > 1,
             ),

@@ -25,7 +25,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,7 +59,6 @@ from penstock.host.decide.job_state import JobLife, JobState
 from penstock.host.decide.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
 from penstock.host.decide.status import StatusBuilder
 from penstock.host.decide.worker_lives import WorkerLives
-from penstock.host.process.network import Network
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest
@@ -103,7 +102,8 @@ class HostOptions:
     hang_timeout_s: float = 60.0
     flow: Flow | None = None  # the flow of a job with epochs, so that it can be planned again
     relays: bool = False  # whether workers may be on several machines, so that relays can be of use
-    network: Network = field(default_factory=Network)
+    node_timeout_s: float = 5.0  # the silence after which a machine, or a link between machines, is given up
+    ports: tuple[int, int] = (0, 0)  # the first and the last at which the processes listen; 0: any
     machine: str = ""  # the machine of the JobMaster
     again: bool = False  # whether the job runs on after the death of its JobMaster
 
@@ -161,10 +161,7 @@ class JobHost:
         self.status = StatusBuilder(self.plan)
         self.status.place(self.placed, [])
         self._relays = RelayKeeper(plan.name, earlier) if options.relays else None
-        network = options.network
-        self._links = BrokenLinks(
-            network.node_timeout_s, options.hang_timeout_s, options.machine, (network.first_port, network.last_port)
-        )
+        self._links = BrokenLinks(options.node_timeout_s, options.hang_timeout_s, options.machine, options.ports)
         self.life = JobLife(f"job {plan.name!r}")
         self.end: JobEnd | None = None
         self._state_before_end = self.life.state
