@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import penstock
 from penstock.apps import own
 from penstock.apps.app import App, Prepared, Status, count, seconds
-from penstock.apps.catalog import APPS
+from penstock.apps.catalog import APPS, OF_THE_REPOSITORY
 from penstock.host.decide.job_state import ENDED
 from penstock.host.process.network import NODE_TIMEOUT_S, TRANSPORTS, checked_ports
 from penstock.placement.options import METHODS
@@ -849,6 +849,11 @@ def _unknown_app(arguments: list[str]) -> str | None:
     name = arguments[1]
     if name.startswith("-") or name in APPS or own.is_meant(name):
         return None
+    if name in OF_THE_REPOSITORY:
+        return (
+            f"{name!r} is an application of Penstock's repository, and the installed package does not have it; clone "
+            f"the repository, run make setup there, and then .venv/bin/penstock {arguments[0]} {name}"
+        )
     near = difflib.get_close_matches(name, APPS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     listed = "\n".join(f"  {app.name:<12}{app.about}" for app in APPS.values())

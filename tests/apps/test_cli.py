@@ -107,6 +107,16 @@ def test_an_unknown_application(command: str, capsys: pytest.CaptureFixture[str]
     assert "did you mean" not in capsys.readouterr().err
 
 
+def test_an_application_that_only_a_clone_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(APPS, "linear-road")
+    assert cli.main(["run", "linear-road"]) == 2
+    assert "clone the repository, run make setup there, and then .venv/bin/penstock run linear-road" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("rate", ["fast", "0", "5000:10x", "1000,2000", "-1"])
 def test_a_rate_that_is_none(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "sol", f"--rate={rate}"]) == 2
