@@ -204,6 +204,17 @@ _FULL_S = 2.0
 # The time for which the record tasks would work on the least queue that is called a burst.
 _LEAST_BURST_S = 0.2
 
+# From this part of the deciding queue length on, Spark is made ready.
+_NEAR = 0.7
+
+# A range stays in a paradigm for so many seconds at least, for the longest interval of micro-batches, and for so many
+# times what the switch there and back takes. So at most 1/7 of the time is lost on switching.
+_DWELL_MIN_S = 2.0
+_DWELL_COSTS = 3.0
+
+# The time in Spark until the record tasks are tried again, which doubles with each try that fails, and its longest.
+_PROBE_FIRST_S, _PROBE_MAX_S = 10.0, 600.0
+
 FAILURES: frozenset[Event] = frozenset({"prepare failed", "bridge lost"})
 
 
@@ -233,27 +244,19 @@ class BurstOptions:
     `ahead` (False): True makes Spark ready when the job starts. False waits until the load is near what decides. With
     `dual="on"` instead of options, it is True. The modes "spark-only" and "toggle" make Spark ready when the job
     starts, whatever `ahead` is.
-    `near` (0.7): the part of the deciding queue length from which Spark is made ready. It is above 0 and 1 at most.
 
     How long a range stays:
 
     `smoothing_s` (1): the time over which the arrival rate is smoothed, above 0. When it is shorter, one full buffer is
     taken for a burst. When it is longer, a burst is seen late.
-    `dwell_min_s` (2): the least time in a paradigm. It is not below `interval_max_s`.
-    `dwell_costs` (3): the least time in a paradigm, as a multiple of what the switch there and back takes, 0 or more.
-    With 3, at most 1/7 of the time is lost on switching. The longer one of the two times counts.
     `backoff_first_s` (10): the wait after Spark has failed, until it is tried again. It doubles with each failure.
     `backoff_max_s` (600): the longest of these waits.
-    `probe_first_s` (10): the time in Spark until the record tasks are tried again. It doubles with each try that fails.
-    `probe_max_s` (600): the longest of these times.
     `toggle_s` (10): the time between two switches of the mode "toggle", above 0.
 
     How micro-batches are made:
 
     `interval_min_s` (0.2): the shortest time for which a micro-batch gathers records, above 0.
     `interval_max_s` (2): the longest time for which a micro-batch gathers records.
-    `headroom` (0.2): the part of this time that Spark leaves free, 0 or more and below 1.
-    `catch_up_s` (10): the time within which Spark is to process the records that were waiting, above 0.
     `epoch_s` (1): the time between epochs, to which micro-batches are aligned, or None without epochs. `run` replaces
     this number with its own `epoch_interval_s`.
     """
@@ -263,19 +266,12 @@ class BurstOptions:
     k: float | None = None
     margin: float = 0.2
     ahead: bool = False
-    near: float = 0.7
     smoothing_s: Seconds = Seconds(1.0, above=True, finite=True)
-    dwell_min_s: Seconds = Seconds(2.0)
-    dwell_costs: float = 3.0
     backoff_first_s: Seconds = Seconds(10.0, above=True)
     backoff_max_s: Seconds = Seconds(600.0, above=True)
-    probe_first_s: Seconds = Seconds(10.0, above=True)
-    probe_max_s: Seconds = Seconds(600.0, above=True)
     toggle_s: Seconds = Seconds(10.0, above=True)
     interval_min_s: Seconds = Seconds(0.2, above=True, finite=True)
     interval_max_s: Seconds = Seconds(2.0, above=True, finite=True)
-    headroom: float = 0.2
-    catch_up_s: Seconds = Seconds(10.0, above=True)
     epoch_s: float | None = 1.0
     range_below: float = 0.0
 
@@ -284,9 +280,7 @@ class BurstOptions:
         choice(mode, "mode", get_args(Mode), "; 'auto' is what dual='on' means" if mode == "on" else "")
         flag(self.ahead, "ahead")
         part_of_one(self.delta, "delta")
-        part_of_one(self.near, "near", one=True)
-        part_of_one(self.headroom, "headroom", zero=True)
-        for name in ("margin", "dwell_costs", "range_below"):
+        for name in ("margin", "range_below"):
             number(getattr(self, name), name)
         if self.k is not None:
             number_above_zero(self.k, "k", " (the paper takes 0.2), or None: as measured")
@@ -297,12 +291,6 @@ class BurstOptions:
             object.__setattr__(self, "epoch_s", epoch_s)  # a timedelta becomes seconds
         in_order(self.interval_min_s, "interval_min_s", self.interval_max_s, "interval_max_s")
         in_order(self.backoff_first_s, "backoff_first_s", self.backoff_max_s, "backoff_max_s")
-        in_order(self.probe_first_s, "probe_first_s", self.probe_max_s, "probe_max_s")
-        if self.dwell_min_s < self.interval_max_s:
-            raise WrongValue(
-                f"dwell_min_s={self.dwell_min_s} is below interval_max_s={self.interval_max_s}; a range must be "
-                "watched for a whole interval before it can be called calm; raise dwell_min_s or lower interval_max_s"
-            )
 
 
 @dataclass(frozen=True)
@@ -461,7 +449,7 @@ class BurstDetector:
         self._phase_s = 0.0  # when the range came to run in the paradigm that it is in
         self._stay_until = -math.inf
         self._worked = False  # the record tasks have processed records
-        self._probes = Probes(self.options.probe_first_s, self.options.probe_max_s)
+        self._probes = Probes(_PROBE_FIRST_S, _PROBE_MAX_S)
         self.switches: deque[SwitchStory] = deque(maxlen=_SWITCHES_KEPT)
         self.refusals = Refusals()
         self._figures_now = Figures(0.0, 0.0)
@@ -532,8 +520,8 @@ class BurstDetector:
     @property
     def dwell_s(self) -> float:
         """Returns how long the range stays in a paradigm at least: long enough that it does not spend most of its time
-        on switching."""
-        return max(self.options.dwell_min_s, self.options.dwell_costs * (self._switch_s + self._return_s))
+        on switching, and that it is watched for a whole interval before it is called calm."""
+        return max(_DWELL_MIN_S, self.options.interval_max_s, _DWELL_COSTS * (self._switch_s + self._return_s))
 
     def observe(self, seen: Observation) -> Decision:
         """Takes what the range has done, and decides."""
@@ -666,7 +654,7 @@ class BurstDetector:
         figures = replace(figures, interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
         growth = min(arrival_rate - record_rate, figures.growth)
         # The speeds of the first moments in a paradigm are not known well enough to look ahead.
-        if self.options.k is not None or growth <= 0 or in_s < self.options.dwell_min_s:
+        if self.options.k is not None or growth <= 0 or in_s < max(_DWELL_MIN_S, self.options.interval_max_s):
             return figures
         return replace(figures, queue_up=length, queue_soon=figures.own + growth * (self._switch_s + cost.fixed_s))
 
@@ -698,8 +686,6 @@ class BurstDetector:
             figures.arrival_rate,
             cost,
             backlog=late,
-            catch_up_s=self.options.catch_up_s,
-            headroom=self.options.headroom,
             shortest_s=self.options.interval_min_s,
             longest_s=self.options.interval_max_s,
             epoch_s=self.options.epoch_s,
@@ -906,11 +892,10 @@ class BurstDetector:
             return True
         if f.record_rate is None:
             return False
-        near = self.options.near
-        loaded = f.arrival_rate > near * f.record_rate
+        loaded = f.arrival_rate > _NEAR * f.record_rate
         if f.queue_up is None:
             return loaded  # to calibrate in time
-        return (loaded or f.full or f.own > near * f.queue_up) and self._slower(f, self.options.margin) is None
+        return (loaded or f.full or f.own > _NEAR * f.queue_up) and self._slower(f, self.options.margin) is None
 
     # --- switches and their outcomes -------------------------------------------------------------------------------
 

@@ -632,7 +632,6 @@ def test_toggling_goes_to_and_fro_whatever_the_load() -> None:
         ({"mode": "on"}, "mode='on'; it must be 'auto', 'off', 'spark-only' or 'toggle'"),
         ({"mode": "on"}, "'auto' is what dual='on' means"),
         ({"mode": "automatic"}, "or 'toggle'$"),
-        ({"dwell_min_s": 1.0}, "dwell_min_s=1.0 is below interval_max_s=2.0"),
         ({"margin": -0.1}, "margin=-0.1"),
         *(
             ({name: wrong}, rf"^{name}={re.escape(repr(wrong))}; it must be above 0")
@@ -640,12 +639,9 @@ def test_toggling_goes_to_and_fro_whatever_the_load() -> None:
                 "smoothing_s",
                 "backoff_first_s",
                 "backoff_max_s",
-                "probe_first_s",
-                "probe_max_s",
                 "toggle_s",
                 "interval_min_s",
                 "interval_max_s",
-                "catch_up_s",
                 "epoch_s",
             )
             for wrong in (0.0, -1, math.nan)
@@ -658,17 +654,13 @@ def test_toggling_goes_to_and_fro_whatever_the_load() -> None:
         *(({name: True}, f"^{name}=True; ") for name in FIELDS if name != "ahead"),
         *(
             ({name: wrong}, f"^{name}={wrong!r}; it must be a number")
-            for name in ("delta", "k", "margin", "near", "dwell_costs", "headroom", "range_below")
+            for name in ("delta", "k", "margin", "range_below")
             for wrong in (-1, math.nan, math.inf)
         ),
         ({"margin": None}, "margin=None; it must be a number, 0 or more"),
-        ({"dwell_costs": None}, "dwell_costs=None; it must be a number, 0 or more"),
-        ({"headroom": 1}, "headroom=1; it must be a number, 0 or more and below 1"),
-        ({"near": 0}, "near=0; it must be a number, above 0 and 1 at most"),
         ({"k": 0.0}, "k=0.0; it must be a number above 0"),
         ({"interval_min_s": 5, "interval_max_s": 1}, "interval_min_s=5 is above interval_max_s=1; lower interval_min"),
         ({"backoff_first_s": 50, "backoff_max_s": 1}, "backoff_first_s=50 is above backoff_max_s=1"),
-        ({"probe_first_s": 50, "probe_max_s": 1}, "probe_first_s=50 is above probe_max_s=1"),
     ],
 )
 def test_options_that_cannot_be_are_refused(wrong: dict[str, Any], message: str) -> None:
@@ -681,9 +673,9 @@ def test_options_that_cannot_be_are_refused(wrong: dict[str, Any], message: str)
     "right",
     [{"mode": mode} for mode in ("auto", "off", "spark-only", "toggle")]
     + [
-        {"margin": 0, "dwell_costs": 0, "headroom": 0, "near": 1, "range_below": 2, "k": 0.2, "epoch_s": None},
-        {"backoff_max_s": math.inf, "probe_first_s": math.inf, "probe_max_s": math.inf, "toggle_s": math.inf},
-        {"interval_min_s": 2, "catch_up_s": math.inf, "dwell_min_s": math.inf, "delta": 0.999, "ahead": True},
+        {"margin": 0, "range_below": 2, "k": 0.2, "epoch_s": None},
+        {"backoff_max_s": math.inf, "toggle_s": math.inf},
+        {"interval_min_s": 2, "delta": 0.999, "ahead": True},
         {"epoch_s": timedelta(seconds=2)},
     ],
 )

@@ -58,7 +58,7 @@ def test_every_bare_number_of_run_has_its_unit_in_its_name() -> None:
 
 
 # What a number of an option is, if it is no duration.
-RATIOS = {"delta", "k", "margin", "near", "dwell_costs", "headroom", "range_below", "factor", "node_cost", "busy"}
+RATIOS = {"delta", "k", "margin", "range_below", "factor", "node_cost", "busy"}
 AMOUNTS = {"cpus", "core_bytes_per_s", "pin"}
 
 
