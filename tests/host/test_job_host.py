@@ -569,20 +569,22 @@ def test_a_job_without_an_exchange_to_all_has_no_relays() -> None:
     assert job.host.relays_status() == []
 
 
-@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize("mixes", [False, True])
 def test_a_rescale_after_which_records_of_several_tasks_meet_before_watermarks_is_warned_of(
-    twice: bool, caplog: pytest.LogCaptureFixture
+    mixes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    async def same(number: int) -> int:
+        return number
+
     flow = Flow("job", parallelism=4)
     source = flow.read(Memory(range(8)), name="source")
-    source.map(abs, name="same").watermark(lambda n: n, name="watermark").write(Null(), name="last")
-    if twice:
-        source.write(Null(), name="other")
+    read = source.map_async(same, name="same") if mixes else source.map(abs, name="same")
+    read.watermark(lambda n: n, name="watermark").write(Null(), name="last")
     job = Job(plan=flow.plan(2))
     job.take(job.host.rescale(1, "source", 2, job.now))
     said = "records of several tasks or splits meet before they get watermarks: before 'watermark'"
-    assert (said in caplog.text) == twice
-    assert ("after rescale('source', 2)" in caplog.text) == twice
+    assert (said in caplog.text) == mixes
+    assert ("after rescale('source', 2)" in caplog.text) == mixes
 
 
 def stopping() -> Job:
