@@ -39,6 +39,7 @@ from penstock.runtime.errors import (
     OptionError,
     PenstockError,
     StoreError,
+    UnfinishedFiles,
 )
 from penstock.runtime.storage import filesystems
 
@@ -175,6 +176,14 @@ class _Told(logging.Handler):
 def _run(options: argparse.Namespace) -> int:
     app: App = options.app
     prepared = _prepare(app, options)
+    # What is wrong with the flow should show before Ray is started. A job from a savepoint may continue files that are
+    # already in the places of its sinks.
+    try:
+        prepared.flow.plan(options.workers, check_sinks=options.savepoint is None)
+    except UnfinishedFiles as error:
+        from penstock.jobs.run import whether_resumable
+
+        raise whether_resumable(error, prepared.flow.name, options.checkpoints) from None
     _say(f"{app.name}: {prepared.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
     from penstock.jobs.run import run as start
 

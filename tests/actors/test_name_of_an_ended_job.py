@@ -132,19 +132,18 @@ def test_the_name_is_freed_when_the_driver_has_died_on_another_machine(monkeypat
         monkeypatch.setattr(module, "ray", ray)
     monkeypatch.setattr(on_ray, "_check_node_timeout", lambda node_timeout_s: None)
     monkeypatch.setattr(on_ray, "_masters_node", lambda detached: "ab" * 28)
-    monkeypatch.setattr(on_ray, "Job", lambda name, link, sinks, program: link)  # whose threads would fetch everything
     monkeypatch.setattr(linger, "_LINGER_S", 0.0)
     monkeypatch.setattr(linger, "_LOOK_S", 0.01)
     options = JobOptions(1, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
 
     ray.program, ray.node = "01", "elsewhere"
-    on_ray.start(flow, plan, options, True, Program())
+    on_ray.start(flow.name, plan, options, True, Program())
     (first,) = ray.made
     assert first.runner.ended.wait(LIMIT_S)
     assert first.runner.status()["state"] == "FAILED"
 
     ray.program, ray.node = "02", "here"
-    on_ray.start(flow, plan, options, True, Program())
+    on_ray.start(flow.name, plan, options, True, Program())
     _, second = ray.made
     assert ray.names == {cluster.master_name("job"): second}
     assert ray.asked >= ASKED, "as long as the driver lives, its job keeps its name"

@@ -541,8 +541,6 @@ def test_a_job_without_epochs_has_no_savepoint(tmp_path: Path, capsys: pytest.Ca
     assert cli.main(["cancel", "cli-bare"]) == 0
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("cluster")
 def test_a_job_is_stopped_with_a_savepoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -562,6 +560,8 @@ def test_a_job_is_stopped_with_a_savepoint(
     assert f"next: penstock run APP --savepoint {tmp_path}" in said
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
 def test_savepoint_rescale_and_recovery_of_a_detached_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, saved = "cli-epochs", str(tmp_path / "saved")
     run = ["run", "wordcount", "--name", name, "--rate", "1000", "--checkpoints", str(tmp_path / "epochs")]

@@ -335,7 +335,7 @@ class Tormentor:
             workers=self.workers,
             max_restarts=1000,
             checkpoints=self.checkpoints,
-            **self.options,
+            **{"placement": "round-robin", **self.options},
         )
         watch = Watch(job)
         try:

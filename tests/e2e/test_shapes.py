@@ -57,7 +57,8 @@ def test_interleaved_stages_small_rings_slow_end() -> None:
         stream = stream.rebalance().map(lambda record: record, name=name)
     stream = stream.rebalance().map(slow, name="b2")
     stream.key_by(0).process(OrderCheck()).write(result)
-    job = ps.run(flow, workers=2, ring_bytes=4096, window_bytes=1024, cache_bytes=1024 * 1024, local=True)
+    small: dict[str, Any] = {"ring_bytes": 4096, "window_bytes": 1024, "cache_bytes": 1024 * 1024}
+    job = ps.run(flow, workers=2, placement="round-robin", local=True, **small)
     wait_until(lambda: job.status().get("records_read", 0) > records // 20, "the job is well under way", 3 * LIMIT_S)
     early = job.status()
     before = [rss_bytes(worker["pid"]) for worker in early["workers"]]

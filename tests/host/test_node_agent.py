@@ -193,6 +193,8 @@ class Seconds:
 class Nobody:
     """In place of a ControlClient: what is asked gets no answer."""
 
+    refused: str | None = None
+
     def __init__(self, end: End, name: str) -> None: ...
 
     def ask(self, method: str, *arguments: Any) -> Future[Any]:
