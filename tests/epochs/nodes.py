@@ -360,6 +360,7 @@ class Nodes:
         self._told.clear()
         self._heard.clear()
         self._known_s.clear()
+        self._counted_at = self._cluster.now  # the one before may have been paused for longer
         known = {*self._of.values(), *self.usable} - self.dead
         self.usable = sorted(known, key=lambda node: node.number)
         self.master = self.rng.choice(self.usable)
