@@ -1983,9 +1983,9 @@ class EpochCluster:
                 if task._waiting:
                     self.checks.not_held_up(task)
         if loop.wiring.catching_up and (whole or random_() < 0.5):
-            waiting = len(loop.wiring.catching_up)
+            places = [channel.next for channel in loop.wiring.catching_up.values()]
             loop._catch_up()
-            moved = moved or len(loop.wiring.catching_up) < waiting
+            moved = moved or places != [channel.next for channel in loop.wiring.catching_up.values()]
         if moved:
             self.checks.after(process)
         else:
