@@ -58,6 +58,7 @@ def _receive(kind: str, size: int, count: int, pipe: Any, certificate: JobCertif
     pipe.send("ready")
     while not transport.receive(_LIMIT_S):  # the first message says that both are connected
         pass
+    pipe.send("connected")
     before = _cpu_s()
     got = 0
     while got < count:
@@ -84,7 +85,8 @@ def _send(kind: str, size: int, count: int, certificate: JobCertificate) -> tupl
     parts = (body[:16], body[16:])  # as a message of a channel: a head and its batch
     send = transport.send
     transport.send(1, 0, parts)
-    _until(transport, lambda: kind == "shm" or transport.silent().get(1) == 0.0)  # type: ignore[attr-defined]
+    _until(transport, lambda: pipe.poll(0))
+    pipe.recv()
     for _ in range(100):
         transport.receive(0.002)
     before, started = _cpu_s(), time.monotonic()
