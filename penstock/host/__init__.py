@@ -1,1 +1,1 @@
-"""The host of a job, which governs it whatever carries it. It stands above placement and the bridge."""
+"""Floor 5: the host of a job, which governs it whatever carries it. It stands above placement and the bridge."""

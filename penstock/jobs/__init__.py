@@ -1,1 +1,1 @@
-"""The front door: starts, resumes and finds jobs, on Ray or in child processes, and shows how they go."""
+"""Floor 7: the front door. Starts, resumes and finds jobs, on Ray or in child processes, and shows how they go."""

@@ -1,1 +1,1 @@
-"""Jobs whose workers are child processes of the program that runs them, without Ray."""
+"""Floor 6: jobs whose workers are child processes of the program that runs them, without Ray."""
