@@ -40,7 +40,7 @@ def texts() -> list[Path]:
         *code,
         *sorted((ROOT / "benchmarks").glob("*.py")),
         ROOT / "ARCHITECTURE.md",
-        *sorted(ROOT.glob("docs/*.md")),
+        *sorted(ROOT.glob("docs/**/*.md")),
     ]
 
 
