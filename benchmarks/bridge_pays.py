@@ -111,7 +111,7 @@ def fit(batches: Iterable[tuple[int, float]]) -> BatchCost:
 def measure(bench: Bench) -> Costs:
     """The costs, each a case."""
     form = Form()
-    load = Load(STEPS, paced=False, limit=bench.pick(8_000_000, 2_400_000))
+    load = Load(STEPS, paced=False, limit=bench.pick(8_000_000, 600_000))
     with scratch() as folder:
         lines = Lines.write(folder / "lines", load)
         rates = [lines.job(form) for _ in range((bench.runs + 1) // 2)]

@@ -146,7 +146,7 @@ def _trees(bench: Bench, count: int) -> None:
             contestants[label] = partial(full_load, label)
             contestants[f"{label}, plain"] = partial(plain_load, tree)
         full = bench.take_turns(contestants, unit="Mbit/s")
-        halves = {size: bench.take_turns(at_half(size), runs=1) for size in (BODY, SMALL)}
+        halves = {size: bench.take_turns(at_half(size), runs=1) for size in bench.pick((BODY, SMALL), (BODY,))}
         for label in limits:
             config = f"bodies of {BODY} bytes, links of {LINK / 1e6:g} Mbit/s"
             plain = full[f"{label}, plain"]
@@ -269,7 +269,7 @@ def _adjusting(bench: Bench, what: str, other_us: float, link: float | None) -> 
         most = {limit: carried(limit, from_s=0.3 * (seconds - settled_s))[0] for limit in _FIXED}
         for limit, rate in most.items():
             bench.case(f"{what}, d*={limit}, as many as it can", rate, "bodies/s at the slowest")
-        for load in (0.5, 0.8, 1.0, 1.2):
+        for load in bench.pick((0.5, 0.8, 1.0, 1.2), (1.0,)):
             offered = max(1, round(load * max(most.values())))
             fixed = {limit: carried(limit, offered)[0] for limit in _FIXED}
             rate, switches = carried(None, offered)

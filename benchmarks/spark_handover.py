@@ -76,7 +76,8 @@ def busy_s(pids: list[int]) -> float:
 
 
 def _measure(session: Session, settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns for each size and way the medians of seconds by step, of CPU seconds, and of round trips."""
+    """Returns for each size and plan, kept or anew, the medians of seconds by step, of CPU seconds, and of round
+    trips."""
     events = Events(rate="20000")
     topology = ysb.topology(EventSource(events), events.campaigns(), ps.sinks.Null()).plan(1)
     form = range_form(topology, topology.chains[0])
@@ -210,7 +211,7 @@ def _writing(bench: Bench) -> None:
 def main(settings: dict[str, Any]) -> None:
     """See the module."""
     with session_of(settings["kind"], 2, settings["memory"]) as session:
-        found = (_ways if "count" in settings else _measure)(session, settings)
+        found = {"steps": _measure(session, settings["steps"]), "ways": _ways(session, settings["ways"])}
     print(json.dumps(found))
 
 
@@ -218,11 +219,20 @@ def run(bench: Bench) -> None:
     """See the module."""
     _writing(bench)
     sizes, warm, repeats = bench.pick(([1_000, 100_000], 10, 12), ([1_000], 2, 3))
+    steps = {"sizes": sizes, "warm": warm, "repeats": repeats}
+    count, warm, rounds = bench.pick((400_000, 8, 7), (20_000, 1, 1))
+    found: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        settings = {
+            "kind": kind,
+            "memory": "2g",
+            "steps": steps,
+            "ways": {"count": count, "warm": warm, "rounds": rounds},
+        }
+        found[kind] = json.loads(run_script("benchmarks.spark_handover", settings, timeout=1800).splitlines()[-1])
     rows = []
     for kind in KINDS:
-        settings = {"kind": kind, "memory": "2g", "sizes": sizes, "warm": warm, "repeats": repeats}
-        said = json.loads(run_script("benchmarks.spark_handover", settings, timeout=900).splitlines()[-1])
-        for size, ways in said.items():
+        for size, ways in found[kind]["steps"].items():
             for way, taken in ways.items():
                 rows.append(
                     (kind, size, f"plan {way}", *(f"{taken[step] * 1e3:.1f}" for step in (*STEPS, "all", "cpu")))
@@ -239,10 +249,7 @@ def run(bench: Bench) -> None:
                 )
     best: dict[str, dict[str, float]] = {name: {} for name in _GOALS}
     for kind, name_of_kind in KINDS.items():
-        count, warm, rounds = bench.pick((400_000, 8, 7), (20_000, 1, 1))
-        settings = {"kind": kind, "memory": "2g", "count": count, "warm": warm, "rounds": rounds}
-        said = json.loads(run_script("benchmarks.spark_handover", settings, timeout=900).splitlines()[-1])
-        for name, took in said.items():
+        for name, took in found[kind]["ways"].items():
             records = took.pop("records")
             # The machine's speed changes from round to round, and hardly within a round. A process that has ended in a
             # round has taken its CPU seconds along.
