@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test collected guests lint format bench bench-quick slow campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-busy-roots campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test test-slow test-all collected guests lint format bench bench-quick slow campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-busy-roots campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,9 +52,14 @@ setup: .venv/installed .venv/tools ## make .venv with all tools and Spark, pinne
 run: .venv/installed ## count the words of a real text, with live progress
 	$(BIN)/penstock run wordcount $(ARGS)
 
-test: setup ## lint, types and the whole test suite, in JOBS processes (4, as they mostly wait; 0: in one, which stops at --pdb)
+test: setup ## lint, types and the first tier of the tests, in JOBS processes (4, as they mostly wait; 0: in one, which stops at --pdb)
 	@$(MAKE) --no-print-directory -j 2 lint collected
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(ARGS),$(ARGS),--tier first)
+
+test-slow: setup ## the second tier of the tests: guests, hosts, Spark, sanitizers, real time limits
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --tier second $(ARGS)
+
+test-all: test test-slow ## both tiers of the tests
 
 # Compiles the tests' assertions once, so that not each of the processes does. What is wrong with a test, the run says.
 collected: setup
@@ -79,7 +84,7 @@ bench: .venv/bench ## all benchmarks: tables, JSON lines and plots in benchmarks
 bench-quick: .venv/bench ## the same, short: to see that they run; fails with a list of those that fail twice
 	$(BIN)/python -m benchmarks --quick $(ARGS)
 
-slow: bench-quick ## what takes too long for `make test`: all benchmarks, short (CI runs both)
+slow: test-slow bench-quick ## what takes too long for `make test`: the second tier, and all benchmarks, short (CI runs both)
 
 campaign-ring: setup ## torment the ring for SECONDS, starting from SEED
 	$(BIN)/cmake -S . -B build/stress-plain -DCMAKE_BUILD_TYPE=Release -DPENSTOCK_SANITIZE= >/dev/null

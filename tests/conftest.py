@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 from tests import planting, scheduling
+from tests.tiers import tier_of
 
 if TYPE_CHECKING:
     from penstock.bridge.session import Session
@@ -56,9 +57,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return scheduling.ByFixture(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier", choices=("first", "second", "all"), default="all", help="which tests run (tests/tiers.py; all)"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What uses the cluster is marked `ray`, before `-m` chooses."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests of the other tier. Marks the tests that use the cluster with `ray`, before `-m` chooses."""
+    tier = config.getoption("--tier")
+    if tier != "all":
+        of_other = [item for item in items if tier_of(item.nodeid) != tier]
+        config.hook.pytest_deselected(items=of_other)
+        items[:] = [item for item in items if tier_of(item.nodeid) == tier]
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.ray)

@@ -18,7 +18,7 @@ from xdist.workermanage import WorkerController
 #: (tests/placement/conftest.py).
 SPARK = (
     "tests/bridge/spark/",
-    "tests/docs/test_examples.py::test_examples[spark.md]",
+    "tests/docs/test_spark_examples.py",
     "tests/e2e/test_spark.py",
 )
 WORLD = ("tests/placement/test_groups.py", "tests/placement/test_nodes.py")

@@ -120,4 +120,4 @@ def test_ci_runs_the_slow_tier_after_the_tests(status: int, tmp_path: Path) -> N
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
     ran = subprocess.run([root / ".ci" / "run"], env=environment, check=False)
     assert ran.returncode == status
-    assert (tmp_path / "done").read_text().splitlines()[-3:] == ["make test", "timeout 40m", "make slow"]
+    assert (tmp_path / "done").read_text().splitlines()[-3:] == ["make test", "timeout 60m", "make slow"]

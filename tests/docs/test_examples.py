@@ -30,35 +30,35 @@ def blocks(document: Path) -> list[tuple[int, str]]:
 #: The jobs of this document run on Ray. All others, and those of its examples but the first, run on local processes,
 #: which start faster.
 ON_RAY = "README.md"
+#: The examples of this document need a Spark session (test_spark_examples.py).
+ON_SPARK = "spark.md"
 WITH_EXAMPLES = [
     pytest.param(document, marks=pytest.mark.ray if document.name == ON_RAY else [])
     for document in DOCUMENTS
-    if blocks(document)
+    if blocks(document) and document.name != ON_SPARK
 ]
+
+
+def run_examples(document: Path, namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs all examples of a document in order, in one namespace, on local processes."""
+    monkeypatch.setattr(penstock, "run", partial(penstock.run, local=True))
+    monkeypatch.setattr(penstock, "resume", partial(penstock.resume, local=True))
+    for line, block in blocks(document):
+        exec(compile("\n" * line + block, str(document), "exec"), namespace)
 
 
 @pytest.mark.parametrize("document", WITH_EXAMPLES, ids=lambda document: document.name)
 def test_examples(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """All examples of a document in order, in one namespace and an empty directory; in that for users of Spark there is
-    a session `spark`. The first one of the README is a newcomer's: it runs by itself, on Ray, and again."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    if document.name == "spark.md":
-        namespace["spark"] = request.getfixturevalue("spark_session").spark.newSession()
-        # Nothing else is written where Spark reads and writes.
-        monkeypatch.chdir(request.getfixturevalue("spark_folder"))
-    else:
-        monkeypatch.chdir(tmp_path)
-    examples = blocks(document)
+    """All examples of a document run in order, in an empty directory. The first one of the README is a newcomer's: it
+    runs by itself, on Ray, and again."""
+    monkeypatch.chdir(tmp_path)
     if document.name == ON_RAY:
         request.getfixturevalue("cluster")
-        line, block = examples[0]
+        line, block = blocks(document)[0]
         exec(compile("\n" * line + block, str(document), "exec"), {"__name__": "__main__"})
-    monkeypatch.setattr(penstock, "run", partial(penstock.run, local=True))
-    monkeypatch.setattr(penstock, "resume", partial(penstock.resume, local=True))
-    for line, block in examples:
-        exec(compile("\n" * line + block, str(document), "exec"), namespace)
+    run_examples(document, {"__name__": "__main__"}, monkeypatch)
     if document.name == ON_RAY:
         counted = [line.split("\t") for part in Path("counts").iterdir() for line in part.read_text().splitlines()]
         texts = [path.read_text() for path in Path("corpus").iterdir()]
