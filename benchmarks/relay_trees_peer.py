@@ -344,7 +344,7 @@ def main(settings: dict[str, Any]) -> None:
     before = _cpu_s()
     play = _as_relay if number else _as_root
     if settings["one_layer"]:
-        with patch.object(least_change, "adapted", lambda before, nodes, _, prompt: sequential(before.root, nodes)):
+        with patch.object(least_change, "adapted", lambda before, nodes, _: sequential(before.root, nodes)):
             done = play(transport, addresses, settings)
     else:
         done = play(transport, addresses, settings)

@@ -37,8 +37,6 @@ ROOT = 0
 KEPT_MOST = 40
 #: Announcements do not wait, and receipts take a while to a relay.
 SLACK = 10
-#: Of the prices by which trees are adapted: few enough for thousands of clusters.
-ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -237,7 +235,7 @@ class Cluster:
     def _prepare(self) -> None:
         """The root tells the nodes that get another parent to connect."""
         self.changed = False
-        after = least_change.adapted(self.tree, sorted(self.wanted), self.limit, ROUNDS)
+        after = least_change.adapted(self.tree, sorted(self.wanted), self.limit)
         check_shape(after, self.wanted, self.limit)
         self.version += 1
         lost = frozenset(self.known_lost) & self.tree.destinations

@@ -115,7 +115,7 @@ def some_switch(seed: int, joins: bool) -> tuple[Tree, Tree]:
         nodes.remove(chance.choice(nodes))
     if joins:
         nodes += range(50, 50 + chance.randint(1, 4))
-    return before, adapted(before, nodes, chance.randint(1, 4), rounds=5)
+    return before, adapted(before, nodes, chance.randint(1, 4))
 
 
 @pytest.mark.parametrize("seed", range(30))

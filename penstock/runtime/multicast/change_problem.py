@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from penstock.runtime.multicast.building import non_blocking
 from penstock.runtime.multicast.reach import reach, units_to_reach
@@ -64,24 +63,6 @@ class Problem:
     def full(self) -> int:
         """The number of places in the full layers."""
         return len(self.layer)
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """The number of nodes in each layer."""
-        counts = [0] * (self.units + 1)
-        for layer in self.layer:
-            counts[layer] += 1
-        counts[-1] += len(self.nodes) - self.full
-        return counts
-
-    @cached_property
-    def most(self) -> int:
-        """A bound on the nodes that can keep their parent: every node keeps as many children as its layer allows, if
-        those with many children are in early layers."""
-        layers = [*self.layer, *[self.units] * (len(self.nodes) - self.full)]
-        root, *others = (len(self.kids[node]) for node in self.nodes)
-        degrees = [root, *sorted(others, reverse=True)]
-        return sum(min(degree, self.limit, self.units - layer) for degree, layer in zip(degrees, layers, strict=True))
 
     def last_layer(self, occupants: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
         """Returns (node, parent) of those that keep their parent in the last layer, and the places that then still

@@ -212,7 +212,7 @@ class RootStream:
         """Tells relays to connect to their new parents."""
         nodes, limit = self._wanted
         before = self._tree
-        after = least_change.adapted(before, nodes, limit, prompt=True)
+        after = least_change.adapted(before, nodes, limit)
         self._version += 1
         self._probe.forget()
         lost = frozenset(self._log.lost & before.destinations)
