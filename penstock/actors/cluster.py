@@ -315,7 +315,7 @@ def _of_ray_start() -> str | None:
 
 
 def _on_this_machine() -> list[str]:
-    """Returns the addresses of all Ray clusters that have a node on this machine, whoever has started them."""
+    """Returns the addresses of all Ray clusters that have a node on this machine."""
     ray._private.services.find_gcs_addresses.cache_clear()
     return sorted(ray._private.services.find_gcs_addresses())
 
@@ -456,7 +456,7 @@ def where() -> str:
 
 
 def lost() -> ClusterGone | None:
-    """For whoever has noticed that an actor has died: the error, if that is because the cluster has gone."""
+    """Explains the death of an actor: the error, if that is because the cluster has gone."""
     return None if _connection is None else _connection.lost()
 
 
@@ -506,7 +506,7 @@ def program_has_ended(program: str) -> bool:
 
 
 def is_ending(job: str) -> bool:
-    """Returns what `has_ended` returns, after waiting a moment for the job's name to become free."""
+    """Returns the result of `has_ended`, after waiting a moment for the job's name to become free."""
     over = has_ended(job)
     if over:
         _look_again.wait(0.05)

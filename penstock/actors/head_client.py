@@ -46,7 +46,7 @@ def joining(accepts: Callable[[], bool]) -> Iterator[None]:
 
 
 def _asked(make: Callable[[], Any], accepts: Callable[[], bool]) -> Any:
-    """Returns what `make` returns, or raises what `make` raises. Raises HeadGone when the head has gone before."""
+    """Returns the result of `make`, or raises its error. Raises HeadGone when the head has gone before."""
     made: list[Any] = []
     failed: list[BaseException] = []
 

@@ -89,7 +89,7 @@ class NodeAgents:
         return node.line(0.0).process(pid, blackbox)
 
     def status(self) -> list[dict[str, Any]]:
-        """Returns what the heartbeats say of each node, also of nodes that are lost."""
+        """Returns the state of each node by its heartbeats, also of nodes that are lost."""
         known = {node_id: line.status() for node_id, line in self._lines().items()}
         return [{"node_id": node_id, **status} for node_id, status in (self._gone | known).items()]
 

@@ -243,12 +243,12 @@ class Nodes:
         )
 
     def _told_needs(self) -> str:
-        """Describes what the workers need, for people."""
+        """Describes the needs of the workers, for people."""
         kinds = Counter(told_needs(self._bundle(worker)) for worker in range(self.workers))
         return ", and ".join(f"{count} x ({kind})" for kind, count in kinds.items())
 
     def _wanted(self, at: Sequence[Machine]) -> dict[str, dict[str, float]]:
-        """Returns what the workers on these machines need, by the id of the node."""
+        """Returns the needs of the workers on these machines, by the id of the node."""
         found: dict[str, list[Needs]] = {}
         for worker, machine in enumerate(at):
             found.setdefault(machine.node_id, []).append(self._bundle(worker))
@@ -268,7 +268,7 @@ class Nodes:
         self._settle(at, layout)
 
     def needs(self, worker: int) -> dict[str, float]:
-        """Returns what a worker takes beside CPUs."""
+        """Returns the resources that a worker takes beside CPUs."""
         return self._needs[worker]
 
     def _bundle(self, worker: int) -> dict[str, float]:
@@ -281,7 +281,7 @@ class Nodes:
         self.layout = Layout.of(at) if layout is None else layout
 
     def _most(self, nodes: int) -> int:
-        """Returns the greatest number of workers on a node, when the workers are spread over so many nodes."""
+        """Returns the greatest number of workers on a node, when the workers are spread over this many nodes."""
         return -(-self.workers // nodes)
 
     def _choose(self, count: int, cpus: float, grown: list[str]) -> list[Machine]:
@@ -339,7 +339,7 @@ class Nodes:
             return here
 
     def lose(self, node_id: str) -> None:
-        """Notes that a node is lost for the job, whatever Ray knows of it."""
+        """Notes that a node is lost for the job, even if Ray says otherwise."""
         with self._lock:
             self._lost.add(node_id)
 
@@ -459,8 +459,8 @@ class Nodes:
 
 
 def check_fits(known: list[Machine], workers: int, cpus: float) -> None:
-    """Raises NotPlaced when the nodes have too few CPUs for so many workers, even if nobody else used any. Waiting
-    would not help."""
+    """Raises NotPlaced when the nodes have too few CPUs for the workers, even if they were all free. Waiting would not
+    help."""
     if sum(_slots(machine.cpus, cpus) for machine in known) < workers:
         have = "; ".join(f"{machine} has {machine.cpus:g} in all, {machine.free_cpus:g} free" for machine in known)
         raise NotPlaced(
@@ -478,7 +478,7 @@ def _here(known: list[Machine]) -> Machine:
 
 
 def _slots(cpus: float, each: float) -> int:
-    """Returns how many workers that take `each` CPUs have room in so many CPUs."""
+    """Returns the number of workers that take `each` CPUs and fit into a number of CPUs."""
     return _MANY if not each else int(cpus / each + _LEAST_CPUS)
 
 
@@ -493,13 +493,13 @@ def _suffices(have: Needs, wanted: Needs) -> bool:
 
 
 def _all_free(wanted: Mapping[str, Needs]) -> bool:
-    """Returns whether each node has free now what is wanted of it."""
+    """Returns whether each node has its wanted resources free now."""
     free = {machine.node_id: machine.resources for machine in machines()}
     return all(_suffices(free.get(node_id, {}), needs) for node_id, needs in wanted.items())
 
 
 def _has_in_all(machine: Machine, needs: Sequence[Needs]) -> str:
-    """Says how much of what is needed a node has, in use or free."""
+    """Says how much of the needed resources a node has, in use or free."""
     names = ["CPU", *dict.fromkeys(name for own in needs for name in own)]
     return f"{machine} has {told_needs({name: machine.totals.get(name, 0.0) for name in names})} in all"
 
@@ -516,8 +516,8 @@ def _with_room(chosen: Sequence[Machine], cpus: float) -> list[Machine]:
 
 
 def _grown(count: int, cpus: float, name: str, timeout_s: float, cancelled: Callable[[], bool]) -> list[str]:
-    """The ids of so many nodes, each with so many CPUs free, as soon as the cluster has them: what waits for room is
-    what Ray's autoscaler adds nodes for. Raises NotPlaced when they do not come in time."""
+    """The ids of nodes with enough free CPUs, as soon as the cluster has them: what waits for room is what Ray's
+    autoscaler adds nodes for. Raises NotPlaced when they do not come in time."""
     hold = Group.reserve_anywhere(
         count, cpus=cpus, name=name, strategy="STRICT_SPREAD", timeout_s=timeout_s, cancelled=cancelled
     )

@@ -30,7 +30,7 @@ class RayActor:
         self._lost: str | None = None
 
     def run(self) -> Any:
-        """Lets the actor run, and returns what its call returns. Raises ProcessDied."""
+        """Lets the actor run, and returns the result of its call. Raises ProcessDied."""
         run = self._actor.run.remote()
         run.future().add_done_callback(lambda _: self._over.set())
         self._over.wait()

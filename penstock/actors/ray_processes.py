@@ -113,7 +113,7 @@ class RayProcesses:
 
     @contextlib.contextmanager
     def _starting_on(self, worker: int, node_id: str) -> Iterator[None]:
-        """Notes on which node a worker's process starts, so that nobody waits for it when the node is lost."""
+        """Notes the node on which a worker's process starts, so that the process is given up when the node is lost."""
         with self._lock:
             self._starting[worker] = node_id
         try:
@@ -285,7 +285,7 @@ class RayProcesses:
         return lines
 
     def nodes_status(self) -> list[dict[str, Any]]:
-        """Returns what the heartbeats say of the nodes on other machines."""
+        """Returns the state of the nodes on other machines by their heartbeats."""
         return [] if self._agents is None else self._agents.status()
 
     def clocks(self) -> dict[int, int]:
@@ -298,7 +298,7 @@ class RayProcesses:
         return {worker: ahead_ns.get(node_id, 0) for worker, node_id in nodes.items()}
 
     def waits_for(self) -> str:
-        """Returns what the job waits for while its first processes start, for the status."""
+        """Returns the reason for which the job waits while its first processes start, for the status."""
         with self._lock:
             late, loading = len(self._not_there), len(self._loading)
         if not late:

@@ -109,7 +109,8 @@ def seconds(text: str) -> float:
 
 
 def above_zero_or_max(what: str) -> Callable[[str], float | None]:
-    """Returns what reads a number above 0 from the command line, or 'max', which is None. `what` is named in errors."""
+    """Returns the function that reads a number above 0 from the command line, or 'max', which is None. `what` is named
+    in errors."""
 
     def read(text: str) -> float | None:
         if text == "max":

@@ -18,8 +18,8 @@ _PIECE = 4096
 
 @dataclass(frozen=True)
 class Kept:
-    """What one task keeps: a container that can be copied, how it takes records (and its own copy), and what of it is
-    written."""
+    """The values that one task keeps: a container that can be copied, how it takes records (and its own copy), and what
+    of it is written."""
 
     container: Any
     take: Callable[[Any], None]
@@ -37,7 +37,7 @@ class AtEnd(Sink):
 
     @abstractmethod
     def kept(self) -> Kept:
-        """Makes what one task keeps."""
+        """Makes the object in which one task keeps values."""
 
     def bind(self, fetch: Callable[[], list[Any]]) -> None:
         self.sink.bind(fetch)

@@ -55,7 +55,7 @@ def read_lines(patterns: list[str]) -> list[str]:
 
 
 def add_options(parser: argparse.ArgumentParser, *, rate: str) -> None:
-    """Adds the options that say what to read and how fast. `rate` says what happens without --rate."""
+    """Adds the options for the input and its rate. `rate` says what happens without --rate."""
     parser.add_argument(
         "--input",
         metavar="GLOB",

@@ -77,8 +77,8 @@ Exprs = Mapping[str, Expr] | Sequence[Expr | str]
 
 @dataclass(frozen=True)
 class Compiled:
-    """Columns for a table, and what must be selected before them in addition to the table's own columns, stage by
-    stage."""
+    """Columns for a table, and the columns that must be selected before them in addition to the table's own columns,
+    stage by stage."""
 
     stages: tuple[dict[str, SparkColumn], ...]
     columns: dict[str, SparkColumn]

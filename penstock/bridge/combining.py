@@ -1,4 +1,4 @@
-"""Combines what several partitions have found for a group, before the rows become Python objects (docs/papers.md: D1).
+"""Combines the results of several partitions for a group, before the rows become Python objects (docs/papers.md: D1).
 
 The record tasks merge partial results of one group in any case, so that combining them here is never needed: it saves
 time, because Arrow adds numbers many times as fast as Python. It must never change a result: where Arrow compares

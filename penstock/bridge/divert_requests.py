@@ -1,4 +1,4 @@
-"""Decides which workers have to be told that their tasks should be diverted, or should not be (docs/papers.md: D4, D6).
+"""Decides which workers need a request to divert their tasks, or to stop diverting them (docs/papers.md: D4, D6).
 
 A worker is told only when its tasks, by its own last report, do not do what they should. So a worker that was started
 again, or whose tasks were built anew, needs no special message. A worker has at most one unanswered request for each
@@ -53,7 +53,7 @@ class DivertRequests:
         return self._begin((worker, chain), asked_s)
 
     def end(self, number: int, now: float, *, refused: bool) -> None:
-        """Notes that the worker has done what it was asked for, or has refused it, or that its process has died."""
+        """Notes that the worker has carried out its request, or has refused it, or that its process has died."""
         self._not_before[self._open.pop(number)] = now + _AGAIN_S if refused else now
 
     def _begin(self, place: _Place, asked_s: float) -> int | None:

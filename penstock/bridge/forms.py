@@ -216,8 +216,8 @@ class RangeRun:
                 self._append(result)
 
     def _through(self, batch: list[Any], first: int) -> Iterator[list[Any] | _Prepared | Unprocessed]:
-        """Yields in order what the stages from `first` on make of a batch that is not empty, and then the selector of
-        the key, if there is one. Raises RecordError when this has to begin again before the first stage."""
+        """Yields in order the results of the stages from `first` on for a batch that is not empty, and then the
+        selector of the key, if there is one. Raises RecordError when this has to begin again before the first stage."""
         for i in range(first, len(self._stages)):
             stage = self._stages[i]
             if stage.expands:
@@ -260,7 +260,7 @@ class RangeRun:
             at += size
 
     def _expanded(self, batch: list[Any], i: int) -> Iterator[list[Any] | _Prepared | Unprocessed]:
-        """Yields what `_through` does, for an expanding stage. What it makes is kept until it has come to the end of
+        """Yields the same as `_through`, for an expanding stage. What it makes is kept until it has come to the end of
         the batch: what a record that fails has left behind does not count."""
         stage = self._stages[i]
         try:
@@ -277,7 +277,7 @@ class RangeRun:
         yield from self._apart(batch, i, failure)
 
     def _apart(self, batch: list[Any], i: int, failure: RecordError) -> Iterator[list[Any] | _Prepared | Unprocessed]:
-        """Yields what `_through` does, for a batch of which a record has failed in a stage. A single record comes
+        """Yields the same as `_through`, for a batch of which a record has failed in a stage. A single record comes
         back."""
         if i > 0 and not all(map(_can_be_used_again, batch)):
             raise failure

@@ -53,7 +53,7 @@ class KeptPlan:
         return cls(frame, *inputs[0]) if len(inputs) == 1 else None
 
     def run(self, frame: DataFrame) -> pa.Table:
-        """Returns the rows that the plan makes of a micro-batch, those of each partition by themselves."""
+        """Returns the rows that the plan makes of a micro-batch, separately for each partition."""
         return self.collect(self.above(frame))
 
     def above(self, frame: DataFrame) -> Any:

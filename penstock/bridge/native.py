@@ -99,7 +99,7 @@ class NativeRange:
         return self.end(self.run(frame, schema))
 
     def run(self, frame: DataFrame, schema: pa.Schema) -> pa.Table:
-        """Returns what the steps make of a micro-batch of this schema: what each partition has, by itself."""
+        """Returns the results of the steps for a micro-batch of this schema: what each partition has, by itself."""
         plan = self.plans.get(schema)
         if plan is None:
             made = self.apply(frame)
@@ -154,7 +154,7 @@ def native(form: RangeForm, session: Session, names: list[str], *, parsing_only:
 
 
 def _rest(form: RangeForm, at: int) -> RangeForm:
-    """Returns what is left of a range after so many of its operators."""
+    """Returns the rest of a range after a number of its operators."""
     return replace(form, operators=form.operators[at:], first=form.first + at)
 
 

@@ -1,4 +1,4 @@
-"""When a range comes back from Spark for a try, because nobody knows what its record tasks could do now
+"""Decides when a range comes back from Spark for a try, because the present speed of its record tasks is unknown
 (docs/papers.md: D2).
 
 While Spark runs a range, the speed of its record tasks is that of the moment in which they could not keep up. If an

@@ -136,7 +136,7 @@ class PythonRange:
 
 
 def _in_file(file: io.BufferedWriter, slices: Sequence[pa.RecordBatch]) -> list[bytes]:
-    """Writes partitions to a file in shared memory, and returns what the Python workers get for them."""
+    """Writes partitions to a file in shared memory, and returns the references for the Python workers."""
     token, path = secrets.token_bytes(16), path_of(file).encode()
     file.write(token)
     cells = []

@@ -1,4 +1,4 @@
-"""Computes what the tasks of a job have done since they were last asked. A switch is decided from these measurements
+"""Computes the progress of a job's tasks since the last look. A switch is decided from these measurements
 (docs/papers.md: D2, D3). They are differences of the tasks' counters, which only grow, except that the counters of a
 task that was built again begin anew."""
 
@@ -23,8 +23,8 @@ class OperatorCounts:
         self._last: dict[tuple[int, str], tuple[int, int, bool]] = {}  # by the last look; whether it was diverted
 
     def take(self, loads: Iterable[TaskLoad]) -> None:
-        """Adds what was counted since the last look. Diverted tasks are left out, because their operators count only
-        the records at the ends of the range."""
+        """Adds the counts since the last look. Diverted tasks are left out, because their operators count only the
+        records at the ends of the range."""
         found: dict[str, tuple[int, int]] = {}
         for task in loads:
             diverted = task["diverted"] is not None
@@ -45,9 +45,9 @@ class OperatorCounts:
 
 
 def way_between(senders: Iterable[TaskLoad], receivers: Iterable[TaskLoad]) -> float | None:
-    """Returns for how many seconds a record that waits for nobody is on its way between tasks (t_dt), or None when that
-    is not known. By the least ages of records: the youngest that a receiver has taken are of the youngest that the
-    senders have processed."""
+    """Returns the seconds that a record without any wait is on its way between tasks (t_dt), or None when they are not
+    known. By the least ages of records: the youngest that a receiver has taken are of the youngest that the senders
+    have processed."""
     processed = [task["ages"][1] for task in senders if task["ages"] is not None]
     taken = [task["ages"][0] for task in receivers if task["ages"] is not None]
     return max(0, min(taken) - min(processed)) / 1e9 if processed and taken else None
@@ -83,9 +83,9 @@ class RangeMeter:
         held_up: int = 0,
         receivers: Sequence[TaskLoad] = (),
     ) -> Observation:
-        """Returns what the tasks have done since the last observation. `held_back` is what senders hold back for them,
-        and `held_up` what waits because other chains take no more (runtime/worker/waiting.py). `receivers` are the
-        tasks that they send to."""
+        """Returns the work of the tasks since the last observation. `held_back` is what senders hold back for them, and
+        `held_up` what waits because other chains take no more (runtime/worker/waiting.py). `receivers` are the tasks
+        that they send to."""
         batches = self.take_answers(tasks)
         in_spark, self._observed = self.records_in_spark - self._observed, self.records_in_spark
         more = busy_ns = 0

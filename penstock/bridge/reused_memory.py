@@ -55,7 +55,7 @@ class ReusedMemory(Generic[_Buffer]):
         return buffer
 
     def give_back(self, buffer: _Buffer) -> None:
-        """Keeps a buffer that nobody reads any more, up to where it stands, for the next micro-batch."""
+        """Keeps a buffer without readers, up to where it stands, for the next micro-batch."""
         with self._lock:
             kept = min(buffer.tell(), self._limit - sum(spare.tell() for spare in self._spare))
             if kept > 0:
@@ -66,7 +66,7 @@ class ReusedMemory(Generic[_Buffer]):
         buffer.close()
 
     def close(self) -> None:
-        """Lets go of the buffers that nobody uses."""
+        """Lets go of the unused buffers."""
         with self._lock:
             spare, self._spare = self._spare, []
         for buffer in spare:

@@ -60,17 +60,18 @@ class SampleRequests:
         self._open: dict[int, tuple[int, _Wanted]] = {}  # by number, with the worker
 
     def forget(self) -> None:
-        """Notes that the chains are those of another plan from now on."""
+        """Notes that the chains belong to another plan from now on."""
         self._wanted.clear()
 
     def wait(self, chain: int, until_s: float) -> None:
-        """Asks nobody for a sample of this chain before a time."""
+        """Asks no worker for a sample of this chain before a time."""
         wanted = self._wanted.setdefault(chain, _Wanted(chain))
         wanted.not_before_s = max(wanted.not_before_s, until_s)
 
     def begin(self, chain: int, tasks: Mapping[int, Sequence[TaskLoad]], now: float) -> Question | None:
-        """Returns whom to ask for a sample of the records of a chain, or None when nobody is to be asked now. `tasks`:
-        what the workers have reported of the chain's tasks. To be called at each look while a sample is wanted."""
+        """Returns the worker to ask for a sample of the records of a chain, or None when no worker is to be asked now.
+        `tasks`: what the workers have reported of the chain's tasks. To be called at each look while a sample is
+        wanted."""
         wanted = self._wanted.setdefault(chain, _Wanted(chain))
         taken = {
             worker: sum(task["operators"][0][1] for task in of_worker)

@@ -59,7 +59,7 @@ SPARK_LIFE: Table[SparkState, SparkEvent] = Table(
 
 @dataclass(frozen=True)
 class SparkFacts:
-    """What a Spark that is ready reports of itself."""
+    """The report of a Spark that is ready about itself."""
 
     session: str  # one line for people
     costs: Mapping[int, BatchCost | None]  # by chain: what a micro-batch costs, as far as a trial could tell
@@ -74,7 +74,7 @@ class SparkFacts:
 
 @dataclass(frozen=True)
 class RangeTrial:
-    """What came of trying a range on a sample of its records, when Spark was ready already: what a micro-batch costs,
+    """The result of trying a range on a sample of its records, when Spark was ready already: what a micro-batch costs,
     and how the range runs, as far as the trial could tell. `again`: the trial was given up, as the job needed Spark."""
 
     cost: BatchCost | None = None

@@ -147,7 +147,7 @@ class LocalJob:
 
 
 class _Memory:
-    """Keeps notes for as long as the host lives, because nobody starts the host again."""
+    """Keeps notes for as long as the host lives, because the host is not started again."""
 
     def __init__(self) -> None:
         self._notes: dict[str, bytes] = {}

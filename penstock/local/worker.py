@@ -35,7 +35,8 @@ REPORT = "report"
 
 @dataclass(frozen=True)
 class StartMessage:
-    """What a worker's process starts with, besides the job's program. `reports`: the address for its reports."""
+    """The message with which a worker's process starts, besides the job's program. `reports`: the address for its
+    reports."""
 
     worker: int
     incarnation: int

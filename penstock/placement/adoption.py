@@ -93,7 +93,7 @@ class Verdict:
 
 
 def cost(placed: Placement, graph: TrafficGraph, node_cost: float) -> float:
-    """Returns what a placement costs: the bytes a second between workers of a node, plus `node_cost` times the bytes
+    """Returns the cost of a placement: the bytes a second between workers of a node, plus `node_cost` times the bytes
     between nodes."""
     return graph.hop_cost(placed.worker_of, placed.node_of, node_cost)
 
@@ -115,7 +115,7 @@ def waiting(
 
 
 def overload(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
-    """Returns by how many cores of its node the fullest worker exceeds what it may use. The result is 0 when that
+    """Returns the number of cores of its node by which the fullest worker exceeds its limit. The result is 0 when that
     worker is not busy."""
     fullest = _fullest(placed, graph)
     if fullest < options.busy:
@@ -155,14 +155,14 @@ def _at(tasks: Bools, records: TrafficGraph) -> float:
 
 
 def _certain(records: TrafficGraph) -> bool:
-    """Returns whether tasks exchange so many records that what was measured is not mostly chance."""
+    """Returns whether tasks exchange enough records that the measurements are not mostly chance."""
     records = records.pairs()
     roots = float((records.traffic**0.5).sum())
     return roots <= _CHANCE * float(records.traffic.sum())
 
 
 def resting(since_move_s: float | None, options: AdoptionOptions) -> Verdict | None:
-    """Returns the verdict on a job that moved tasks so many seconds ago (None: never) and must still rest. None means
+    """Returns the verdict on a job that moved tasks this many seconds ago (None: never) and must still rest. None means
     that the verdict depends on the plan."""
     if since_move_s is None or since_move_s >= options.rest_s:
         return None

@@ -96,7 +96,7 @@ class _Crossing:
 
 
 def _times(exchange: ExchangeTraffic, weight: float) -> ExchangeTraffic:
-    """Returns an exchange with so many times its traffic."""
+    """Returns an exchange with its traffic multiplied."""
     return ExchangeTraffic(
         tuple((one, other, weight * traffic) for one, other, traffic in exchange.edges),
         tuple(replace(one, traffic=weight * one.traffic) for one in exchange.shared),

@@ -11,7 +11,7 @@ from penstock.runtime.errors import PenstockError
 
 
 class Infeasible(PenstockError):
-    """No placement can be found that satisfies what was asked."""
+    """No placement meets all conditions."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class Machine:
 
     @property
     def host(self) -> tuple[str, str]:
-        """What the nodes of one machine have in common."""
+        """The common part of the nodes of one machine."""
         return self.name, self.address
 
     @property
@@ -163,7 +163,7 @@ def replacement_name(name: str, worker: int, number: int) -> str:
 
 
 def release(name: str) -> bool:
-    """Removes the group of this name, and those that have replaced parts of it. Returns whether there was one. A
+    """Removes the group of this name, and the groups that have replaced parts of it. Returns whether there was one. A
     process that outlives the group's maker calls this."""
     found = False
     for hexadecimal, entry in placement_group_table().items():
@@ -356,7 +356,7 @@ def _bundle(cpus: float, resources: Mapping[str, float] | None) -> dict[str, flo
 
 
 def _check_nodes(where: Sequence[str], bundles: Sequence[Mapping[str, float]], living: Sequence[Machine]) -> None:
-    """Raises NotPlaced when the nodes can never take the workers, whatever else ends."""
+    """Raises NotPlaced when the nodes can never take the workers, even if all else ends."""
     by_id = {machine.node_id: machine for machine in living}
     problems: dict[str, str] = {}
     known = None
@@ -382,7 +382,7 @@ def _check_nodes(where: Sequence[str], bundles: Sequence[Mapping[str, float]], l
 
 
 def _missing(where: Sequence[str], bundles: Sequence[Mapping[str, float]], timeout_s: float, group: Group) -> NotPlaced:
-    """Describes what is missing on the nodes that were chosen for the workers."""
+    """Describes the missing resources on the nodes that were chosen for the workers."""
     living = machines()
     _check_nodes(where, bundles, living)
     by_id = {machine.node_id: machine for machine in living}
@@ -436,7 +436,7 @@ def _short_of(
 
 
 def _held_by_groups(but: Group) -> dict[str, dict[str, dict[str, float]]]:
-    """Returns what the bundles of each placement group hold, by node and by the group's display name."""
+    """Returns the resources that the bundles of each placement group hold, by node and by the group's display name."""
     held: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
     for hexadecimal, entry in placement_group_table().items():
         if entry["state"] == "REMOVED" or hexadecimal == but._group.id.hex():
@@ -451,8 +451,8 @@ def _held_by_groups(but: Group) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _holders(machine: Machine, names: Iterable[str], groups: Mapping[str, Mapping[str, float]]) -> str:
-    """Describes who holds what the workers need on a node. Ray says this for placement groups; the rest is held by
-    actors and tasks without a group."""
+    """Describes the holders of the resources that the workers need on a node. Ray says this for placement groups; the
+    rest is held by actors and tasks without a group."""
     parts = []
     for name in names:
         taken = machine.totals.get(name, 0.0) - machine.resources.get(name, 0.0)

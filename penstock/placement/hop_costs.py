@@ -1,4 +1,4 @@
-"""What hops cost: inside a worker, between two workers of a node, and between nodes (docs/papers.md: T10, T12).
+"""The costs of hops: inside a worker, between two workers of a node, and between nodes (docs/papers.md: T10, T12).
 
 The workers of a job that replans measure this while they work (`runtime/transport/hop_meter.py`), and `HopCosts.of`
 puts their reports together. What a message costs and what each of its bytes costs are told apart, because one kind of
@@ -50,7 +50,7 @@ class HopCost:
     byte_ns: float = 0.0
 
     def ns(self, messages: float, size: float) -> float:
-        """Returns the processor time of so many messages with so many bytes in all."""
+        """Returns the processor time of a number of messages with a number of bytes in all."""
         return messages * self.message_ns + size * self.byte_ns
 
     def __add__(self, other: HopCost) -> HopCost:
@@ -60,13 +60,14 @@ class HopCost:
         return HopCost(self.message_ns - other.message_ns, self.byte_ns - other.byte_ns)
 
     def times(self, factor: float) -> HopCost:
-        """Returns so many times this cost."""
+        """Returns a multiple of this cost."""
         return HopCost(factor * self.message_ns, factor * self.byte_ns)
 
 
 @dataclass(frozen=True)
 class Volume:
-    """Holds what a job sends in a second over all hops: messages, bytes, and the traffic that plans are made with."""
+    """Holds the messages and bytes that a job sends in a second over all hops: messages, bytes, and the traffic that
+    plans are made with."""
 
     messages: float
     size: float
@@ -79,16 +80,16 @@ _NOMINAL = Volume(0.0, 1024.0, 1024.0)
 
 @dataclass(frozen=True)
 class HopCosts:
-    """Holds what hops cost: inside a worker, between two workers of a node, and between nodes. None: this kind of hop
-    was not measured. A hop inside a worker still encodes, for the output cache."""
+    """Holds the costs of hops: inside a worker, between two workers of a node, and between nodes. None: this kind of
+    hop was not measured. A hop inside a worker still encodes, for the output cache."""
 
     worker: HopCost
     node: HopCost | None
     network: HopCost | None
 
     def _near(self) -> HopCost:
-        """Returns what a hop between two workers of a node costs more than one inside a worker, which is what a plan
-        can choose instead."""
+        """Returns the cost of a hop between two workers of a node beyond the cost of a hop inside a worker, which a
+        plan can choose instead."""
         if self.node is not None:
             return self.node - self.worker
         assert self.network is not None
@@ -147,7 +148,7 @@ def _both(send: HopCost | None, receive: HopCost | None) -> HopCost | None:
 
 
 def _fit(sizes: dict[int, _Size]) -> HopCost | None:
-    """Returns what each message and each byte cost in a step, neither of them below 0, or None when too little was
+    """Returns the cost of each message and of each byte in a step, neither of them below 0, or None when too little was
     measured. The relative errors of all sizes count alike for each message, because a large message takes a thousand
     times as long as a small one. Of messages of one size the two cannot be told apart: they then cost in proportion to
     MESSAGE_BYTES."""

@@ -35,7 +35,7 @@ class HopLatencies:
     network: float | None = None
 
     def or_else(self, other: HopLatencies) -> HopLatencies:
-        """Returns the same latencies, with those of `other` for the kinds that have not been measured."""
+        """Returns the same latencies, with latencies of `other` for the kinds that have not been measured."""
         pairs = ((self.worker, other.worker), (self.node, other.node), (self.network, other.network))
         return HopLatencies(*(found if found is not None else before for found, before in pairs))
 

@@ -20,7 +20,7 @@ from penstock.runtime.program.plan import Plan
 
 @dataclass(frozen=True)
 class KnownLoad:
-    """Holds the load of each chain, in cores of speed 1, and what each two chains exchange, in the unit of
+    """Holds the load of each chain, in cores of speed 1, and the traffic of each two chains, in the unit of
     `Monitor.topology`. `shared` has what the tasks of the first of two chains send to all tasks of the second one, once
     and not for each receiver. Chains go by their names."""
 
@@ -30,7 +30,7 @@ class KnownLoad:
 
     @classmethod
     def of(cls, plan: Plan, measured: Topology) -> KnownLoad:
-        """Adds up what a Monitor has measured of a plan."""
+        """Adds up a Monitor's measurements of a plan."""
         names = [chain.name for chain in plan.chains]
         graph = measured.graph
         load: dict[str, float] = defaultdict(float)
@@ -78,7 +78,7 @@ class KnownLoad:
 
     @classmethod
     def loads(cls, text: str) -> KnownLoad | None:
-        """Returns what `dumps` has written, or None for an empty text."""
+        """Returns the object whose text `dumps` has written, or None for an empty text."""
         if not text:
             return None
         found = json.loads(text)

@@ -1,5 +1,5 @@
-"""Measures what the tasks of a running job use and send (docs/papers.md: T12): turns the counters of workers into a
-graph for planning.
+"""Measures the load and the traffic of a running job's tasks (docs/papers.md: T12): turns the counters of workers into
+a graph for planning.
 
 Workers count anyway: each log counts its records, bytes and messages once, however many tasks receive them, and each
 task counts its processor time, the time for which its functions wait, and the processor time of threads that its
@@ -66,7 +66,7 @@ class _Seen:
         return cpu * speed + max(waits, threads * speed)
 
     def by_target(self) -> dict[int, _Rates]:
-        """Returns what each task receives from this one, smoothed."""
+        """Returns the traffic from this task to each other task, smoothed."""
         found: dict[int, _Rates] = {}
         for targets, rates in self.rates.items():
             for target in targets:

@@ -162,7 +162,7 @@ def _of_each_split(places: int, factor: float) -> float:
 
 @dataclass(frozen=True)
 class Workers:
-    """Holds the node of each worker, what the nodes may take, and how fast each worker is."""
+    """Holds the node of each worker, the limits of the nodes, and the speed of each worker."""
 
     node_of: Ints
     nodes: Limits
@@ -245,8 +245,8 @@ class _Search:
         return best, reached + (not _better(best, found))
 
     def _kicked_until_nothing_helps(self, best: Partition, most: int) -> Partition:
-        """Returns the best partition that is found by moving a group of tasks and refining what comes of it, until so
-        many of these moves in a row gain nothing. A partition that is as good takes the place of the last one."""
+        """Returns the best partition that is found by moving a group of tasks and refining the result, until a number
+        of these moves in a row gain nothing. A partition that is as good takes the place of the last one."""
         last, tries = best, 0
         while tries < most:
             tries += 1

@@ -1,4 +1,4 @@
-"""Holds what `run()` is told about where a job's tasks are to run."""
+"""Holds the options of `run()` for the places of a job's tasks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PlacementOptions:
 
     @property
     def period_s(self) -> float | None:
-        """Returns the time between two plans, or None when there are none, after `checked` has said what "auto" is."""
+        """Returns the time between two plans, or None when there are none, after `checked` has resolved "auto"."""
         return None if self.replan_s == "auto" else self.replan_s
 
     def checked(

@@ -69,7 +69,7 @@ class Placer:
         self._before: KnownLoad | None = None  # what was measured before this start
 
     def remember(self, known: str) -> None:
-        """Takes what `known` has said before this start."""
+        """Takes the measurements of `known`, which were made before this start."""
         try:
             self._before = KnownLoad.loads(known)
             self._known = known
@@ -81,8 +81,8 @@ class Placer:
         return self._known
 
     def share(self, plan: Plan) -> Share | None:
-        """Returns what decides how many workers each node gets, or None when no plan is made before the start, or when
-        pins decide."""
+        """Returns the object that decides how many workers each node gets, or None when no plan is made before the
+        start, or when pins decide."""
         if self._options.pin or not (self._plans_first(plan) or self._options.method == "traffic"):
             return None
         graph = self._expected(plan).graph
@@ -97,14 +97,14 @@ class Placer:
         return share
 
     def _plans_first(self, plan: Plan) -> bool:
-        """Returns whether tasks begin where a plan from what was measured before would move them."""
+        """Returns whether tasks begin where a plan from earlier measurements would move them."""
         return (
             self._options.period_s is not None and self._before is not None and self._before.topology(plan) is not None
         )
 
     def _expected(self, plan: Plan) -> Topology:
-        """Returns the topology with the load and the traffic that were measured before, or else those that the shape of
-        the flow shows."""
+        """Returns the topology with the load and the traffic that were measured before, or else with estimates from the
+        shape of the flow."""
         before = None if self._before is None else self._before.topology(plan)
         return of_plan(plan) if before is None else before
 
@@ -261,7 +261,7 @@ class Placer:
         return {task.number: order[place] for task, place in zip(plan.tasks, new.tasks, strict=True)}
 
     def _node_cost(self) -> float:
-        """Returns what traffic between nodes costs, relative to that between workers of a node: what the user says,
+        """Returns the cost of traffic between nodes, relative to traffic between workers of a node: what the user says,
         else what was measured."""
         given = self._options.adoption.node_cost
         if given is not None:
@@ -284,11 +284,11 @@ class Placer:
         self._left = True
 
     def traffic(self) -> list[dict[str, Any]]:
-        """Returns what tasks use and send, as measured last."""
+        """Returns the load and the traffic of tasks, as measured last."""
         return self._told
 
     def moved(self, count: int) -> None:
-        """Notes that so many tasks have migrated."""
+        """Notes that a number of tasks have migrated."""
         self._moves += count
         self._replanner.moved(time.monotonic())
 

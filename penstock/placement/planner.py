@@ -99,8 +99,8 @@ def _cheapest(
     tasks: int,
     running: Placement | None,
 ) -> Ints:
-    """Returns the placement of tasks and anchors that costs least, of those that keep the balance best: one of `begun`,
-    the running one, or that of tasks assigned in turn."""
+    """Returns the cheapest placement of tasks and anchors among the placements that keep the balance best: one of
+    `begun`, the running one, or that of tasks assigned in turn."""
     workers = np.array(workers_of(nodes))
     known = [all_in_turn(nodes, tasks)] if running is None else [all_in_turn(nodes, tasks), running.worker_of]
     anchors = begun[0][tasks:]
@@ -162,7 +162,7 @@ def node_by_node(
 
 
 def node_limits(graph: TrafficGraph, nodes: Sequence[Node], factor: float) -> Limits:
-    """Returns what each node may take."""
+    """Returns the limit of each node."""
     memory = np.array([node.memory for node in nodes])
     return limits_of(graph, shares(nodes), factor, memory, pack(graph, shares(nodes), memory))
 

@@ -43,7 +43,7 @@ def _nodes(running: Placement, new: Placement, overlap: Ints) -> dict[int, int]:
 
 
 def _pairs(overlap: Ints, ones: list[int], others: list[int]) -> list[tuple[int, int]]:
-    """Pairs each item of one list with one of the other; those with the most in common come first."""
+    """Pairs each item of one list with one of the other; pairs with the most in common come first."""
     found: list[tuple[int, int]] = []
     left, right = list(ones), list(others)
     while left:

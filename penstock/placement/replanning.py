@@ -62,15 +62,15 @@ class Measured:
     messages: TrafficGraph
 
     def costs(self, message_bytes: float) -> TrafficGraph:
-        """Returns what plans are made with: the traffic, with so many bytes for each message."""
+        """Returns the costs with which plans are made: the traffic, with so many bytes for each message."""
         return self.graph.plus(self.messages, message_bytes)
 
 
 @dataclass(frozen=True)
 class Look:
-    """Holds where tasks run, what was measured in this period alone, and what was smoothed over the last ones. `draw`
-    adds the anchors of data to a graph. `latency_s`: how old records were at the end of the flow, the median of the
-    last five to ten seconds. None: no record came there."""
+    """Holds the places of tasks, the measurements of this period alone, and the measurements smoothed over the last
+    ones. `draw` adds the anchors of data to a graph. `latency_s`: how old records were at the end of the flow, the
+    median of the last five to ten seconds. None: no record came there."""
 
     running: Placement
     now: Measured
@@ -85,9 +85,9 @@ class Look:
 
 @dataclass(frozen=True)
 class Move:
-    """Holds for what tasks move, what hops will cost then, and for which cost of a hop between nodes. `before`: where
-    the tasks are before the move. `latencies`: how old records were in each period there; empty when nothing is to be
-    compared. `back`: the tasks go back to where they were before their last move, and stay there."""
+    """Holds the gain for which tasks move, the cost of hops afterwards, and the assumed cost of a hop between nodes.
+    `before`: where the tasks are before the move. `latencies`: how old records were in each period there; empty when
+    nothing is to be compared. `back`: the tasks go back to where they were before their last move, and stay there."""
 
     measured: Measured
     cost: float
@@ -192,7 +192,7 @@ class Replanner:
         return None, replace(verdict, adopt=False, reason=f"{verdict.reason}; tasks move if the next plan says so too")
 
     def _follow(self, now: Measured) -> None:
-        """Takes what was measured in a period."""
+        """Takes the measurements of a period."""
         before = self._mean
         if before is None or len(before.graph) != len(now.graph):
             change: str | None = "the load and the traffic were measured for one period"
@@ -213,7 +213,7 @@ class Replanner:
             self._latencies = []
 
     def _measured(self, seen: Look) -> Measured | None:
-        """Returns what to plan with, or None when nothing is certain yet."""
+        """Returns the measurements to plan with, or None when nothing is certain yet."""
         if self._hasty:
             return seen.smooth
         if self._periods >= 2:
@@ -221,8 +221,8 @@ class Replanner:
         return seen.smooth if self._unsteady > _UNSTEADY else None
 
     def _back(self, since_s: float, seen: Look, measured: Measured) -> tuple[Placement, Verdict] | None:
-        """Returns where tasks were before they moved so many seconds ago, when records are older since, and otherwise
-        None. The load may be less than it was, because a job that has just started uses more processor time."""
+        """Returns the places of tasks before they moved, when records are older since, and otherwise None. The load may
+        be less than it was, because a job that has just started uses more processor time."""
         move, after = self._moved_for, self._latencies
         if self._hasty or self._outcome or move is None or not move.latencies:
             return None
@@ -257,8 +257,8 @@ class Replanner:
         return cost(seen.running, now, move.node_cost) <= max(_DEARER * move.cost, least)
 
     def _change_between(self, before: TrafficGraph, now: TrafficGraph, by: float = _SAME) -> str | None:
-        """Returns None when the load of all tasks, that of each task and the traffic differ by less than this part of
-        the whole, and otherwise what differs, for people. The load of a task is measured less exactly than the
+        """Returns None when the load of all tasks, the load of each task and the traffic differ by less than this part
+        of the whole, and otherwise the difference, for people. The load of a task is measured less exactly than the
         traffic."""
         busy = max(before.total_cpu, now.total_cpu, self._options.busy)
         if abs(before.total_cpu - now.total_cpu) > by * busy:

@@ -1,4 +1,4 @@
-"""Says what the shape of a plan shows of its traffic, before anything is measured: the paper's off-line mode
+"""Estimates the traffic of a plan from its shape, before anything is measured: the paper's off-line mode
 (docs/papers.md: T11).
 
 Each source emits one unit, each operator as much as it receives, and an exchange divides it among its receivers by its
@@ -30,7 +30,7 @@ class SharedTraffic:
 
 @dataclass(frozen=True)
 class ExchangeTraffic:
-    """What crosses one exchange."""
+    """The traffic of one exchange."""
 
     edges: tuple[TrafficEdge, ...]
     shared: tuple[SharedTraffic, ...]

@@ -57,7 +57,7 @@ def shared(
 
 
 def _cost(graph: TrafficGraph, counts: Sequence[int], speeds: Sequence[float], node_cost: float) -> float:
-    """Returns what hops cost in the plan for so many workers on each node."""
+    """Returns the cost of hops in the plan for these numbers of workers on the nodes."""
     nodes = [Node(str(place), count, speed=speeds[place]) for place, count in enumerate(counts)]
     placed: Placement = plan(graph, nodes, node_cost=node_cost)
     return graph.hop_cost(placed.worker_of, placed.node_of, node_cost)

@@ -1,4 +1,4 @@
-"""What planning knows of a job: tasks with the CPU and memory that they use, and the traffic between them.
+"""The graph of a job's tasks, for planning: tasks with the CPU and memory that they use, and the traffic between them.
 
 An undirected graph over numbered tasks, as arrays (compressed rows, each edge in both directions): planning only asks
 what crosses between two places, whichever way it goes. Where tasks may run is part of it: a task may be allowed on some
@@ -206,7 +206,7 @@ class TrafficGraph:
         return TrafficGraph(*rows, cpu, memory, allowed, self.shared)
 
     def plus(self, other: TrafficGraph, times: float) -> TrafficGraph:
-        """Returns the graph of the same tasks with the traffic of another graph of them added, so many times."""
+        """Returns the graph of the same tasks with a multiple of the traffic of another graph added."""
         rows = _rows(
             len(self),
             np.concatenate([self.vertices, other.vertices]),

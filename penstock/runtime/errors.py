@@ -125,8 +125,8 @@ class OptionError(FlowError):
         super().__init__(self.spelled(_in_python))
 
     def spelled(self, spell: Callable[..., str]) -> str:
-        """Returns the message with the words of `spell(option)` for an option's name, and those of
-        `spell(option, value)` for an option with its value."""
+        """Returns the message with the words of `spell(option)` for an option's name, and the words of `spell(option,
+        value)` for an option with its value."""
         template, given, words = self._parts
         found: dict[str, object] = dict(words)
         for _, name, _, _ in Formatter().parse(template):
@@ -140,7 +140,7 @@ class OptionError(FlowError):
 
 
 class WrongValue(FlowError, ValueError):
-    """A number, duration or choice that was given cannot be used; the message names it and says what can be given."""
+    """A number, duration or choice cannot be used; the message names it and says which values can be given."""
 
 
 def _option_error(template: str, given: dict[str, object], words: dict[str, object]) -> OptionError:
@@ -196,7 +196,8 @@ class JobFailed(JobError):
 
 
 class ClusterGone(JobFailed):
-    """The Ray cluster that this process was connected to has gone, and what ran there; the message has its address."""
+    """The Ray cluster that this process was connected to has gone, with all that ran there; the message has its
+    address."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (ClusterGone, (str(self), self.operator))
@@ -216,7 +217,7 @@ class NoCluster(JobNotFound):
 
 
 class NotEnoughResources(JobError):
-    """Ray could not place the workers in time; the message says what is missing."""
+    """Ray could not place the workers in time; the message names the missing resources."""
 
 
 class StoreError(PenstockError):
@@ -255,7 +256,7 @@ class StoreUnreachable(StoreError):
 
 
 class SnapshotDamaged(StoreError):
-    """The file system answered, and what it gave is not what was written: missing, too short, or with changed bits.
+    """The file system answered with other bytes than were written: missing, too short, or with changed bits.
 
     The epoch that needs it cannot be used any more; others are not affected.
     """

@@ -28,7 +28,7 @@ def lazy_names(
         raise AttributeError(f"module {package!r} has no attribute {name!r}{guess}")
 
     def names() -> list[str]:
-        """Returns all names, also those that are not loaded yet."""
+        """Returns all names, also names that are not loaded yet."""
         return sorted({*vars(modules[package]), *homes})
 
     return get, names

@@ -30,7 +30,7 @@ STORY_LENGTH = 24
 
 
 class State(str, Enum):
-    """A state, with a sentence that says what it means: `RUNNING = "RUNNING", "The tasks run."`
+    """A state, with a sentence that gives its meaning: `RUNNING = "RUNNING", "The tasks run."`
 
     A state is equal to its name, and prints as its name.
     """
@@ -57,7 +57,7 @@ E = TypeVar("E", bound=str)
 
 @dataclass(frozen=True)
 class PassedOver:
-    """What a table has for an event that has no effect in a state. `because`: a clause without a full stop."""
+    """The entry of a table for an event that has no effect in a state. `because`: a clause without a full stop."""
 
     because: str
 
@@ -82,7 +82,7 @@ class InvalidTransition(RuntimeError):
 
 
 class Table(Generic[S, E]):
-    """The states of a component, the events, and what each event leads to."""
+    """The states of a component, the events, and the state to which each event leads."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Machine(Generic[S, E]):
         return InvalidTransition(self.name, self.state, what, self.table.possible(self.state), self.story())
 
     def story(self) -> tuple[str, ...]:
-        """The last transitions, oldest first, and what has come since."""
+        """The last transitions, oldest first, and the events since then."""
         told = [f"{at} --{event}--> {to}" + (f" ({why})" if why else "") for at, event, to, why in self._story]
         if self._since:
             told.append("since then: " + ", ".join(f"{event} x {count}" for event, count in self._since.items()))

@@ -127,7 +127,7 @@ def no_method(owner: object, name: str, others: Mapping[str, str]) -> AttributeE
 
 
 def called(value: object) -> str:
-    """Describes what a user gave in place of something else, and the likely mistake."""
+    """Describes the object that a user gave in place of something else, and the likely mistake."""
     if isinstance(value, type):
         return f"the class {value.__name__} itself; make an object of it: {value.__name__}(...)"
     if inspect.isroutine(value):

@@ -1,4 +1,4 @@
-"""Patience with what lies outside of the job: a database that is locked, a server that restarts, a disk that is full.
+"""Patience with systems outside of the job: a database that is locked, a server that restarts, a disk that is full.
 
 A step that fails by an error that may pass is tried again, with waits that double, for as long as the end of a job
 waits for its checkpoint store. Then its error counts. The log says so at once, and so does the status.

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def open_closed() -> None:
-    """Let what is written to a standard stream that is closed go nowhere."""
+    """Drops the text that is written to a standard stream that is closed."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is not None:
             continue

@@ -189,7 +189,8 @@ def _simulate(
     course: Course,
     begin_s: float,
 ) -> tuple[dict[str, list[Any]], _Entry, str]:
-    """Returns what has reached the sinks, what has entered, and what is to be said of records that were late."""
+    """Returns the records that have reached the sinks, the records that have entered, and a message about late
+    records."""
     graph = copy.copy(flow.graph)
     graph.operators = _replace(flow, _travelled(flow.graph), inputs)
     plan = make_plan(
@@ -290,8 +291,8 @@ _Place = tuple[str, int]
 
 
 class _Entry:
-    """Decides which source may read how many records now, and counts what has entered the flow. After the run has gone
-    back, records enter together with the same others as before."""
+    """Decides which source may read how many records now, and counts the records that have entered the flow. After the
+    run has gone back, records enter together with the same others as before."""
 
     def __init__(self, course: Course, plan: Plan, clock: _Clock) -> None:
         self.clock = clock
@@ -375,7 +376,7 @@ class _Entry:
         return most
 
     def note(self, place: _Place, records: int) -> None:
-        """Notes that a reader has read so many records."""
+        """Notes that a reader has read a number of records."""
         self.moved = True
         if self._orders and self._turn < len(self._turns):  # it was the turn of this record
             self.held = True  # the next one waits until the run loop has seen this one pass all tasks
@@ -402,7 +403,7 @@ class _Entry:
         return len(self._passes) - len(self._again)
 
     def goes_back(self, entered: Mapping[_Place, int], passes: int) -> None:
-        """Goes back to what had entered at an epoch."""
+        """Goes back to the records that had entered at an epoch."""
         for place, reader in self.readers.items():
             reader.entered = entered.get(place, 0)
         self._again = deque(dict(each) for each in self._passes[passes:])
@@ -425,7 +426,7 @@ class _Entry:
 
 
 class _Plans:
-    """Makes the plan anew for each life of the tasks, with nothing in it that an earlier life has changed."""
+    """Makes the plan anew for each life of the tasks, without changes of an earlier life."""
 
     def __init__(self, plan: Plan, entry: _Entry, goes_back: bool) -> None:
         self._plan = plan
@@ -442,7 +443,7 @@ class _Plans:
 
 
 class _Sinks:
-    """What has reached the sinks, with the epochs that it belongs to."""
+    """The records that have reached the sinks, with their epochs."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._records: dict[str, list[tuple[int, list[Any]]]] = {name: [] for name in names}
@@ -451,7 +452,7 @@ class _Sinks:
         self._records[reported.channel].append((reported.epoch, reported.records))
 
     def go_back(self, epoch: int) -> None:
-        """Drops what belongs to later epochs than this complete one."""
+        """Drops the records of later epochs than this complete one."""
         for name, parts in self._records.items():
             self._records[name] = [part for part in parts if part[0] <= epoch]
 
@@ -495,7 +496,7 @@ class _Transport(MemoryTransport):
         return messages
 
     def receive_later(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
-        """Receives what comes, or waits in real time until somebody wakes it."""
+        """Receives the messages that have come, or waits in real time until it is woken."""
         return super().receive(timeout)
 
 
@@ -511,7 +512,8 @@ class _Part:
 
 @dataclass
 class _Moment:
-    """What else an epoch goes back to: the time, how many records each reader had read, and in how many passes."""
+    """The other things to which an epoch goes back: the time, how many records each reader had read, and in how many
+    passes."""
 
     now: int
     passes: int = 0
@@ -570,7 +572,7 @@ class _Epochs:
         return epoch
 
     def go_back(self) -> dict[int, Saved]:
-        """Forgets what came after the last complete epoch. Returns what each task has saved until then."""
+        """Forgets all events after the last complete epoch. Returns what each task has saved until then."""
         self.open.clear()
         moment = self._moments[self.last]
         self._moments = {self.last: moment}
@@ -641,7 +643,7 @@ class Loop(RunLoop):
             stage.attach(time.monotonic_ns, self.transport.wake)  # calls take real time
 
     def _wait_for_calls(self) -> None:
-        """Stands still while calls are under way, so that what is done next does not depend on when they end."""
+        """Stands still while calls are under way, so that the next step does not depend on when they end."""
         assert isinstance(self.transport, _Transport)
         while waiting := [stage for stage in self._pending if not stage.settled()]:
             due = min((due for stage in waiting if (due := stage.ready_in()) is not None), default=None)
@@ -716,7 +718,7 @@ def _travelled(graph: Graph) -> dict[str, Operator]:
 def _replace(
     flow: Flow, travelled: dict[str, Operator], inputs: Mapping[str, Iterable[Any]] | Iterable[Any] | None
 ) -> dict[str, Operator]:
-    """Replaces sources by what the caller gives, and sinks by ones that bring their records here."""
+    """Replaces sources by the caller's records, and sinks by ones that bring their records here."""
     reads = [name for name, op in flow.graph.operators.items() if isinstance(op, Read)]
     given: dict[str, Iterable[Any]]
     if inputs is None:

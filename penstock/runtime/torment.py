@@ -55,7 +55,8 @@ def torment(
     by: Callable[[Any], Any] | str | int | None = None,
     last_by: Callable[[Any], Any] | str | int | None = None,
 ) -> list[Any]:
-    """Run what `build` makes of the inputs in many different ways. Raises AssertionError when the results differ.
+    """Runs the flow that `build` makes of the inputs in many different ways. Raises AssertionError when the results
+    differ.
 
     `build` gets a stream for each of the `inputs`, which are lists of records, and returns the stream of results. It is
     called twice, for flows with and without chains. The first run is plain: the records enter one by one, each operator
@@ -234,7 +235,7 @@ class _Harness:
         return results
 
     def _problem(self, way: _Way) -> tuple[str, Exception | None] | None:
-        """Returns what is wrong with a run; None: nothing."""
+        """Returns the problem of a run; None: nothing."""
         try:
             results = self._run(way)
         except Exception as error:  # users' functions decide what they raise
@@ -298,7 +299,7 @@ class _Harness:
 
 
 def _often(likely: float, most: float, chance: Random) -> Callable[[], bool]:
-    """Returns a function that returns True now and then, at most so many times."""
+    """Returns a function that returns True now and then, at most a given number of times."""
     left = most
 
     def now() -> bool:
@@ -338,7 +339,7 @@ def _key(selector: Callable[[Any], Any] | str | int | None, what: str) -> Callab
 
 
 class _Comparing:
-    """Says whether the results of a run are those that they should be."""
+    """Says whether the results of a run are right."""
 
     def __init__(
         self,
@@ -359,7 +360,7 @@ class _Comparing:
         return self.compare(results)
 
     def compare(self, results: list[Any]) -> str | None:
-        """Returns what is wrong with the results of a run, or None."""
+        """Returns the first difference of a run's results, or None."""
         if self._judge is not None:
             try:
                 wrong = self._judge(results) is False
@@ -378,7 +379,7 @@ class _Comparing:
         )
 
     def _sorted(self, results: list[Any]) -> dict[Any, list[Any]]:
-        """Returns the results by what they are equal by."""
+        """Returns the results in the order of the values by which they are compared."""
         if self._last_by is not None:
             results = list({_frozen(self._last_by(result)): result for result in results}.values())
         if self._by is not None:
@@ -402,7 +403,7 @@ def _some(results: list[Any], kind: str) -> str:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns what stands for a result in a dict: equal for equal results, also for those that have no hash."""
+    """Returns a hashable stand-in for a result: equal for equal results, also for those that have no hash."""
     if isinstance(value, float):
         return "nan" if math.isnan(value) else float(f"{value:.{_DIGITS}g}")
     if isinstance(value, dict):

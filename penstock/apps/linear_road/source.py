@@ -116,7 +116,7 @@ class _TrafficReader(Reader):
         return max(0, self._source.due_ns(self._next().second) - self._source.clock()) / 1e9
 
     def backlog(self) -> int:
-        """Returns about how many records are due, by those of the present second."""
+        """Returns the approximate number of records that are due, by the number of the present second."""
         if self.finished or not self.paced:
             return 0
         now, speed = self._source.clock(), self._source.speed or 1.0

@@ -165,7 +165,7 @@ class _Statistics(ps.AggregateFunction):
 
 
 def _of_minute(window: tuple[Segment, int, int, tuple[int, int, int]]) -> tuple[Any, ...]:
-    """Returns what is known of a segment and minute: (segment, "minute", minute, sum, number, cars)."""
+    """Returns the figures of a segment and minute: (segment, "minute", minute, sum, number, cars)."""
     segment, start_ms, _, found = window
     return segment, "minute", _minute(start_ms // 1000), *found
 
@@ -227,7 +227,7 @@ class _Tolls(ps.CoProcessFunction):
 
     @staticmethod
     def _forget(minutes: dict[int, list[int]], accidents: dict[Place, list[Any]], upto_ms: int | None) -> None:
-        """Removes what no entry needs whose time is `upto_ms` or later."""
+        """Removes the figures that no entry needs whose time is `upto_ms` or later."""
         if upto_ms is None:
             return
         now = _minute(upto_ms // 1000)
@@ -247,7 +247,7 @@ def _mean_speed(minutes: dict[int, list[int]], minute: int) -> int:
 
 
 def _nearest(accidents: dict[Place, list[Any]], segment: Segment, minute: int) -> int | None:
-    """Returns the segment of the nearest accident of which those are told who enter the segment in the minute."""
+    """Returns the segment of the nearest accident of which cars hear that enter the segment in the minute."""
     found = [
         seg
         for known in accidents.values()
@@ -261,7 +261,7 @@ def _nearest(accidents: dict[Place, list[Any]], segment: Segment, minute: int) -
 
 
 class _Cars(ps.ProcessFunction):
-    """Brings the reports of a car into order, and says what each of them means.
+    """Brings the reports of a car into order, and finds the meaning of each of them.
 
     It emits an entry (segment, vid, time). The side output "leaves" has (vid, time of the entry, time of the next
     report from elsewhere, or -1 if the car leaves the expressway in this segment). The side output "stops" has (place,
@@ -358,7 +358,7 @@ class _Accidents(ps.ProcessFunction):
 
 
 def _notices(place: Place, seg: int, kind: str, minute: int) -> Iterable[tuple[Any, ...]]:
-    """Returns what the segments must know that an accident concerns: its own and those before it."""
+    """Returns the notices for the segments that an accident concerns: its own and those before it."""
     xway, direction = place[:2]
     back = 1 if direction else -1
     for each in range(seg, seg + back * (_AHEAD + 1), back):

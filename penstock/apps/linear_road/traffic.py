@@ -180,7 +180,7 @@ class Traffic:
         return Expressway(self.seed, xway, self.xways, self.pace)
 
     def with_seconds(self, seconds: int) -> Traffic:
-        """Returns the same traffic for so many seconds."""
+        """Returns the same traffic for another number of seconds."""
         return Traffic(self.seed, xways=self.xways, seconds=seconds, pace=self.pace)
 
 
@@ -286,7 +286,7 @@ class Expressway:
         return cars
 
     def _moved(self, cars: Ints) -> Ints:
-        """Moves the cars by what they drive between two reports, at the speeds that they last told."""
+        """Moves the cars by the distance between two reports, at the speeds that they last reported."""
         import numpy as np
 
         count = cars.shape[1]
@@ -364,7 +364,7 @@ class Expressway:
         cars[_UNTIL, car] = until
 
     def _entering(self) -> Ints:
-        """Returns the cars that enter, those first that come again."""
+        """Returns the cars that enter, returning cars first."""
         import numpy as np
 
         wave = sin(pi * self.time / DURATION_S) if self.time < DURATION_S else 0.0
@@ -420,8 +420,8 @@ def _cells(cars: Ints) -> Ints:
 
 
 class History:
-    """Tells what a car paid on an earlier day: a toll of 10 to 99 for each (vid, day, xway), by a hash of these and the
-    seed. As a table it would have 25 million rows for one expressway."""
+    """Tells the toll that a car paid on an earlier day: a toll of 10 to 99 for each (vid, day, xway), by a hash of
+    these and the seed. As a table it would have 25 million rows for one expressway."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed

@@ -36,7 +36,7 @@ def topology(source: Source, query: str, sink: Sink, *, skew_ms: int = 0, name: 
 
 
 def _about(query: str) -> str:
-    """Returns what a query asks, by the first line of its docstring."""
+    """Returns the question of a query, from the first line of its docstring."""
     return (QUERIES[query].__doc__ or "").splitlines()[0].rstrip(".")
 
 

@@ -238,7 +238,7 @@ class Events:
         }
 
     def _someone(self, word: int, last: int) -> int:
-        """Draws one of the active people, the last of whom is given, or of the next few."""
+        """Draws one of the active people, of whom the last one is given, or of the next few."""
         active = min(last + 1, ACTIVE_PEOPLE)
         return last + 1 - active + (word * (active + self.lead) >> _WORD_BITS)
 
@@ -349,7 +349,7 @@ _DIRECTORY = string.ascii_lowercase * 12 + "_" * 26  # of which one in thirteen 
 
 
 def _channel_id(number: int) -> int:
-    """Returns the size of the signed number whose 32 bits are those of this one in reverse. Two channels may have the
-    same id."""
+    """Returns the size of the signed number whose 32 bits are the bits of this one in reverse. Two channels may have
+    the same id."""
     bits = int(f"{number:032b}"[::-1], 2)
     return min(bits, (1 << 32) - bits)

@@ -125,7 +125,7 @@ class Matcher(ps.BroadcastProcessFunction):
         self._ready = False
 
     def _prepare(self, ctx: ps.ProcessContext) -> None:
-        """Makes what is found quickly in this task, of the state that every epoch saves."""
+        """Makes the indexes of this task from the state that every epoch saves."""
         self._ready = True
         self._cells: dict[tuple[int, int], dict[str, int]] = {}  # the drivers of each cell, and how many places there
         self._posts: Counter[int] = Counter()  # how many posts of this task have answered up to a time

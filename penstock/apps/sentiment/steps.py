@@ -42,7 +42,7 @@ _CANONICAL = {word: name for name, words in ATTRIBUTES.items() for word in words
 
 
 class Token(NamedTuple):
-    """A word of a sentence with what the steps have found out about it. `place`: its place in the sentence."""
+    """A word of a sentence with the findings of the steps about it. `place`: its place in the sentence."""
 
     word: str
     place: int
@@ -69,7 +69,7 @@ class Sentence(NamedTuple):
 
 
 class Filter:
-    """Passes tweets in English on, without what is no language: links, and who has said it first."""
+    """Passes tweets in English on, without links and the `RT @name:` prefix."""
 
     def __init__(self) -> None:
         from simplemma import LanguageDetector
@@ -264,7 +264,7 @@ _PRODUCTS: dict[tuple[str, ...], float] = {tuple(product.lower().split()): 0.0 f
 
 
 def _joined(tokens: tuple[Token, ...], known: dict[tuple[str, ...], float], tag: str) -> list[Token]:
-    """Returns the tokens, where those that are together a known expression are one token."""
+    """Returns the tokens, with each known expression joined into one token."""
     words = [token.word.lower() for token in tokens]
     longest = max(map(len, known))
     joined, at = [], 0
@@ -282,7 +282,7 @@ def _joined(tokens: tuple[Token, ...], known: dict[tuple[str, ...], float], tag:
 
 
 def _known() -> Any:
-    """Returns what TextBlob knows of English."""
+    """Returns TextBlob's knowledge of English."""
     try:
         import simplemma  # noqa: F401
         from textblob import en

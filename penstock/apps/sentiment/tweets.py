@@ -92,8 +92,8 @@ class Tweets:
         return number, self.start_ms + int(number * 1000 / self.rate), self._made(number)[0]
 
     def truth(self, number: int) -> list[tuple[str, int]]:
-        """Returns what the tweet says: (attribute, 1 for praise or -1 for blame) of each attribute, in order. It is
-        empty for tweets that are not in English, or say nothing of an attribute."""
+        """Returns the sentiment of the tweet: (attribute, 1 for praise or -1 for blame) of each attribute, in order. It
+        is empty for tweets that are not in English, or say nothing of an attribute."""
         return self._made(number)[1]
 
     def _made(self, number: int) -> tuple[str, list[tuple[str, int]]]:
@@ -109,7 +109,7 @@ class Tweets:
 
 
 def _draws(key: int) -> Callable[[int], int]:
-    """Returns what gives numbers from 0 to below a limit, one after the other."""
+    """Returns a generator of numbers from 0 to below a limit."""
     state = mixed(key)
 
     def draw(limit: int) -> int:
@@ -121,7 +121,7 @@ def _draws(key: int) -> Callable[[int], int]:
 
 
 def _sentence(draw: Callable[[int], int], product: str, said: list[tuple[str, int]]) -> str:
-    """Makes a sentence, and notes what it says."""
+    """Makes a sentence, and notes its sentiment."""
     kind = draw(8)
     if kind == 0:
         return _PLAIN[draw(len(_PLAIN))].format(product=product)

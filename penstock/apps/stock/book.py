@@ -51,7 +51,7 @@ class Book:
         self._look_at = _PURGE  # how many orders make the book look for expired ones
 
     def add(self, order: Order) -> list[Trade]:
-        """Matches an order, keeps what is left of it, and returns the trades, first ones first.
+        """Matches an order, keeps the rest of it, and returns the trades, first ones first.
 
         Raises ValueError for an order that a book cannot hold: of another symbol, or without side, price or quantity.
         """
@@ -97,7 +97,7 @@ class Book:
         return [(number, abs(key), left) for key, _, number, left, since_ms in orders if since_ms > deadline]
 
     def __len__(self) -> int:
-        """Returns how many orders the book holds, with those that have expired and were not forgotten yet."""
+        """Returns the number of orders in the book, including expired ones that were not forgotten yet."""
         return len(self._buying) + len(self._selling)
 
     def __getstate__(self) -> tuple[object, ...]:

@@ -113,7 +113,8 @@ def _last_ms(volume: Volume) -> int:
 
 
 def _quantity(volume: Volume) -> tuple[int, str]:
-    """Returns what ranks a volume. Of equal quantities, the greater symbol comes first, so that there are no ties."""
+    """Returns the value by which volumes are ranked. Of equal quantities, the greater symbol comes first, so that there
+    are no ties."""
     return volume[3], volume[0]
 
 

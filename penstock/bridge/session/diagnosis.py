@@ -1,4 +1,4 @@
-"""Finds out why Spark cannot be used, and what to do: what is installed, which Java there is, and what errors mean."""
+"""Finds out why Spark cannot be used, and the remedy: what is installed, which Java there is, and what errors mean."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Java:
 
 
 def diagnose(versions: Mapping[str, str | None], java: Java | None, error_text: str) -> str:
-    """Says why Spark cannot be used, and what to do. Returns "" when nothing speaks against it and `error_text` is
+    """Says why Spark cannot be used, with the remedy. Returns "" when nothing speaks against it and `error_text` is
     empty.
 
     `versions` has the packages that are needed: None for a package that is not installed, and no key for one that does
@@ -181,7 +181,7 @@ def text_of(error: BaseException) -> str:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Returns what is installed, without loading any of it."""
+    """Returns the installed versions, without loading any package."""
     versions: dict[str, str | None] = {}
     for name in ("pyspark", "raydp", "ray"):
         try:
@@ -217,7 +217,7 @@ def require(versions: Mapping[str, str | None], *javas: Java) -> None:
 
 
 def unavailable(kind: str, error_text: str) -> SparkUnavailable:
-    """Returns the error for what went wrong in a session of this kind.
+    """Returns the error for a failure in a session of this kind.
 
     It is not chained to Spark's own error, because that error would be asked for its text when there is no JVM left
     that knows it.

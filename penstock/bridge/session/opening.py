@@ -1,4 +1,4 @@
-"""Opens a Spark session, whatever provides it, and tests it (docs/papers.md: D1, D4).
+"""Opens a Spark session, from any provider, and tests it (docs/papers.md: D1, D4).
 
 `open_session` runs a real micro-batch through a session before handing it out, which also warms it up: the prepare step
 of D4 must not find out about a wrong Java in the middle of a burst. Whatever goes wrong comes out as one
@@ -55,7 +55,8 @@ def open_session(options: SparkOptions | None = None) -> Session:
 
 
 def executor_needs(options: SparkOptions) -> dict[str, float] | None:
-    """Returns what an executor of RayDP asks of Ray, or None when there is no RayDP, or its memory is no amount."""
+    """Returns the resources that an executor of RayDP asks of Ray, or None when there is no RayDP, or its memory is no
+    amount."""
     try:
         from raydp.utils import parse_memory_size
 

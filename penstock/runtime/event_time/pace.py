@@ -1,4 +1,4 @@
-"""How much event time the records of a source take, which says how many of them fit into what is left of its drift.
+"""The event time that a source's records take, which determines how many records fit into the rest of its drift.
 
 A source is told how far it may read as a time, but a reader is asked for a number of records, and nobody knows their
 times before they are read. So the source learns what a record has taken so far. One that was held back would otherwise
@@ -29,12 +29,12 @@ class Pace:
         self._records = self._span = 0.0  # of the last reads: their records, and the event time that these took
 
     def read(self, records: int) -> None:
-        """Notes that so many records were read."""
+        """Notes that a number of records were read."""
         self._uncounted += records
 
     def learn(self, mark: int | None, under_way: int) -> None:
-        """Takes the watermark that the records read so far have made, all but those that are still `under_way` to where
-        watermarks are made. None: it is not known."""
+        """Takes the watermark of all records read so far, except the records that are still `under_way` to the operator
+        that makes watermarks. None: it is not known."""
         passed = self._uncounted - under_way
         if passed <= 0:
             return
@@ -48,8 +48,8 @@ class Pace:
         self.each = max(span / passed, self._span / self._records)
 
     def records_within(self, room: float) -> int:
-        """Returns how many records should take no more than so many ms of event time. It is at least one, because
-        nothing else could tell where the next record is."""
+        """Returns the number of records that should take no more than the given ms of event time. It is at least one,
+        because nothing else could tell where the next record is."""
         records = _BOLD * self._records
         if self.each:
             records = min(records, room / self.each)

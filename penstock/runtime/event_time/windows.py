@@ -20,7 +20,7 @@ from penstock.runtime.units import whole
 
 
 class Window:
-    """What all kinds of windows have."""
+    """The common part of all kinds of windows."""
 
     in_event_time = True  # whether its windows end at a time, when the watermark has reached it
 

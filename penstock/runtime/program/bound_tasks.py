@@ -19,7 +19,7 @@ def bound_tasks(plan: Plan, workers: int) -> dict[int, int]:
 
 
 def needs_of_workers(plan: Plan, workers: int) -> list[dict[str, float]]:
-    """Returns what each worker reserves for its tasks beside CPUs."""
+    """Returns the resources beside CPUs that each worker reserves for its tasks."""
     tasks: list[list[int]] = [[] for _ in range(workers)]
     for number, worker in bound_tasks(plan, workers).items():
         tasks[worker].append(number)

@@ -74,7 +74,7 @@ class ConnectedStreams(Generic[K_co, T_co, V_co]):
         hold_s: float | timedelta = 0.0,
         **options: Unpack[Options],
     ) -> Stream[Any]:
-        """What a function makes of the records of each input, with state by key that both see.
+        """Applies a function to the records of each input, with state by key that both functions see.
 
         Both inputs keyed: a `penstock.CoProcessFunction`, or two functions, each fn(ctx, key, record). The second one
         for all tasks: a `penstock.BroadcastProcessFunction`, or fn(ctx, key, record) and fn(ctx, record), of which the
@@ -103,8 +103,8 @@ class ConnectedStreams(Generic[K_co, T_co, V_co]):
         outputs: tuple[str, ...] = (),
         **options: Unpack[Options],
     ) -> Stream[Any]:
-        """What a function makes of lists of records of the first input, with a map that all tasks have alike: for a
-        model that takes many records at once, and that a record of the second input replaces.
+        """Applies a function to lists of records of the first input, with a map that all tasks have alike: for a model
+        that takes many records at once, and that a record of the second input replaces.
 
         The second input is for all tasks. Give a `penstock.BroadcastProcessFunction` with a method process_batch(self,
         ctx, records), or fn(ctx, records) and fn(ctx, record), of which the second may change `ctx.broadcast`. Each

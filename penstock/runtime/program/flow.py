@@ -113,7 +113,7 @@ Row = dict[str, Any]
 
 
 class Options(TypedDict, total=False):
-    """What every operator takes: its name, how many tasks it has, what becomes of records that fail in it, and what
+    """The options of every operator: its name, how many tasks it has, what becomes of records that fail in it, and what
     each task needs of its worker: GPUs, or other resources of Ray."""
 
     name: str | None
@@ -129,7 +129,7 @@ expression."""
 
 
 class AsyncOptions(Options, total=False):
-    """What `map_async` takes beside its function."""
+    """The options of `map_async` beside its function."""
 
     concurrency: int
     timeout_s: float | timedelta | None
@@ -142,14 +142,14 @@ class AsyncOptions(Options, total=False):
 
 
 class JoinOptions(Options, total=False):
-    """What every join takes besides: how the times of the records of its two streams are taken."""
+    """The options of every join: how the times of the records of its two streams are taken."""
 
     time: Selector | None
     other_time: Selector | None
 
 
 class WindowOptions(TypedDict, total=False):
-    """What `window` takes besides: how the time of a record is taken, and when the results of a window leave."""
+    """The options of `window`: how the time of a record is taken, and when the results of a window leave."""
 
     time: Selector | None
     lateness_s: float | timedelta
@@ -930,8 +930,8 @@ class KeyedStream(Generic[K_co, T_co]):
     def _times(
         self, other: object, window: Window | None, time: Selector | None, other_time: Selector | None, method: str
     ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-        """Returns how to take the times of this stream's records and of those of the second stream of a join. Raises
-        FlowError when the stream cannot be the second one."""
+        """Returns the functions that take the times of this stream's records and of the records of the second stream of
+        a join. Raises FlowError when the stream cannot be the second one."""
         if not isinstance(other, KeyedStream):
             raise FlowError(f"{method}() joins with a stream that has keys, b.key_by(...), got {called(other)}")
         if other._stream._flow is not self._stream._flow:
@@ -1353,10 +1353,10 @@ class WindowedStream(Generic[K_co, T_co, Bound_co]):
         outputs: tuple[str, ...] = (),
         **options: Unpack[Options],
     ) -> Stream[U]:
-        """What fn(ctx, key, window, records) returns or yields, for each window when it has results: `window` is its
-        (start, end), and `records` is the list of its records, by their times. `ctx` has `watermark()`, `output(tag,
-        record)` for the side outputs that `outputs` names, and `get` and `set` for something that the next call for the
-        same window gets. All records of open windows are kept."""
+        """Applies fn(ctx, key, window, records) to each window when it has results: `window` is its (start, end), and
+        `records` is the list of its records, by their times. `ctx` has `watermark()`, `output(tag, record)` for the
+        side outputs that `outputs` names, and `get` and `set` for something that the next call for the same window
+        gets. All records of open windows are kept."""
         return self._computed(Processed(fn, "process"), {**options, "outputs": outputs})
 
     def _value(self, value: Selector | None, method: str) -> Callable[[Any], Any] | None:
@@ -1414,8 +1414,8 @@ class WindowedStream(Generic[K_co, T_co, Bound_co]):
 if TYPE_CHECKING:
 
     class SignedWindows(Generic[K_co, T_co, Bound_co]):
-        """What a type checker sees of a WindowedStream with `updates="retract"`: each result has a sign, and what has
-        no sign, rows and results of `emit="latest"`, is missing."""
+        """A WindowedStream with `updates="retract"`, for type checkers: each result has a sign, and what has no sign,
+        rows and results of `emit="latest"`, is missing."""
 
         def count(self, **options: Unpack[Options]) -> Stream[tuple[K_co, Bound_co, Bound_co, int, int]]: ...
 

@@ -156,7 +156,7 @@ class Graph:
         return True
 
     def dangling(self) -> Iterator[str]:
-        """Yields the operators that have a main output which nobody takes."""
+        """Yields the operators whose main output has no reader."""
         for name, operator in self.operators.items():
             if not operator.is_sink and all(edge.output is not None for edge in self.outgoing(name)):
                 yield name

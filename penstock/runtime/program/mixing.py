@@ -26,7 +26,7 @@ def mixing(plan: Plan) -> dict[str, list[str]]:
 
 
 def mixing_words(mixed: dict[str, list[str]]) -> str:
-    """Describes the mixing for the user, with what to do about it. Empty when there is none."""
+    """Describes the mixing for the user, with the remedy. Empty when there is none."""
     if not mixed:
         return ""
     where = "; ".join(f"before {mark!r} by {' and '.join(exchanges)}" for mark, exchanges in mixed.items())

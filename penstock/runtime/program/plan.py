@@ -52,7 +52,8 @@ class Chain:
 
     @property
     def needs(self) -> dict[str, float]:
-        """What each of its tasks needs of a worker beside CPU time: what all of its operators need, together."""
+        """The resources of a worker beside CPU time that each of its tasks needs: what all of its operators need,
+        together."""
         return together(operator.needs for operator in self.operators)
 
     @property

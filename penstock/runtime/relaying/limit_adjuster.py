@@ -50,8 +50,8 @@ _HOP_WEIGHT = 0.05
 
 
 class Streams(NamedTuple):
-    """What a root's streams are at a look. `queued`: the entries that a child does not have yet; `window_bytes`: how
-    many bytes may be under way to the children; `encoding_s`: the processor time that encodings have taken so far;
+    """The state of a root's streams at a look. `queued`: the entries that a child does not have yet; `window_bytes`:
+    how many bytes may be under way to the children; `encoding_s`: the processor time that encodings have taken so far;
     `limit`: of the trees, which have at most so many `nodes`; `waiting`: whether a log cannot send what it has;
     `credit_bytes`: a credit window of each stream, of which a way has `windows_most` at most."""
 
@@ -100,7 +100,7 @@ class LimitAdjuster:
         self._servers: Servers | None = None
 
     def sent(self, copies: int, size: int, seconds: float) -> None:
-        """The root has sent an entry of `size` bytes to so many children, which took its processor so long."""
+        """The root has sent `copies` copies of an entry of `size` bytes, with this much processor time."""
         self._arrived += 1
         self._copies += copies
         self._sending_s += seconds
@@ -226,7 +226,7 @@ class LimitAdjuster:
         return max(2.0, window_bytes / self._size) if self._size else 2.0
 
     def status(self) -> dict[str, Any]:
-        """Returns what is known of the load, as plain data."""
+        """Returns the measured load, as plain data."""
         load, servers, verdict = self._load, self._servers, self.verdict
         found: dict[str, Any] = {"overrun_s": self.overrun_s, "reason": "", "overloaded": False}
         if load is not None and servers is not None and verdict is not None:

@@ -42,7 +42,7 @@ class LinkMeter:
         return self._rate if known else math.inf
 
     def look(self, now_s: float, links: Mapping[int, LinkLoad]) -> None:
-        """Takes in what the system says of the connections to the root's children."""
+        """Takes in the system's figures of the connections to the root's children."""
         elapsed_s = now_s - self._seen_s
         if elapsed_s <= 0:
             return

@@ -48,7 +48,7 @@ _PLACE_AT = 16
 
 
 class _Stream:
-    """What a relay knows of a stream. `members`: the channels of its workers, packed for an address, with their
+    """A relay's knowledge of a stream. `members`: the channels of its workers, packed for an address, with their
     number. `behind`: what the inbox of a worker had no room for, with the numbers of the entries."""
 
     __slots__ = ("behind", "log", "members", "receipts", "said")
@@ -181,7 +181,7 @@ class Relay:
         self._act(head.stream, stream, actions)
 
     def _join(self, head: Head, message: Buffer) -> None:
-        """Begins with a stream, of which the root has told this relay."""
+        """Begins with a stream that the root has announced."""
         self._forget(head.stream, keep_early=True)
         tree = wire.read_tree(message)
         log = RelayLog(self.number, tree, head.number, head.place)
@@ -198,7 +198,7 @@ class Relay:
             self._early.pop(stream, None)
 
     def _act(self, stream_id: StreamId, stream: _Stream, actions: Iterable[Action]) -> None:
-        """Does what a log says. Sends come before what is for the own workers."""
+        """Carries out the actions of a log. Sends come before what is for the own workers."""
         root = stream_id[0]
         for action in actions:
             if isinstance(action, Send):
@@ -256,7 +256,8 @@ class Relay:
         )
 
     def flush(self) -> None:
-        """Sends what has waited for room, and tells parents and roots what has come. Called after some messages."""
+        """Sends the entries that have waited for room, and reports received entries to parents and roots. Called after
+        some messages."""
         for peer, waiting in self._outbox.items():
             while waiting and self._transport.send(peer, self.number, waiting[0]):
                 waiting.popleft()
@@ -286,7 +287,7 @@ class Relay:
             del self._late[stream_id]
 
     def status(self) -> dict[str, Any]:
-        """Returns what the relay does, as plain data."""
+        """Returns the state of the relay, as plain data."""
         kept = sum(len(_message(entry)) for stream in self._streams.values() for entry in stream.log.entries)
         return {
             "number": self.number,

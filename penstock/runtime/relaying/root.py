@@ -378,7 +378,7 @@ class RootStream:
         return (wire.head(wire.TREE, self.id, number, entry.version) + wire.write_tree(entry.tree),)
 
     def status(self) -> dict[str, Any]:
-        """Returns what people want to know of the stream, as plain data."""
+        """Returns the state of the stream for people, as plain data."""
         return {
             "stream": self.id[2],
             "tree": {node: list(children) for node, children in self._tree.children.items()},
@@ -474,8 +474,8 @@ class MulticastRoot:
         self.tick()
 
     def tree_pays(self, workers: int, nodes: int) -> bool:
-        """Returns whether a tree of relays should carry what so many workers on so many other nodes get. With a tree,
-        the root sends at most as many copies as its out-degree, and every entry takes a hop more."""
+        """Returns whether a tree of relays should carry the entries for this many workers on this many other nodes.
+        With a tree, the root sends at most as many copies as its out-degree, and every entry takes a hop more."""
         if workers <= 1:
             return False
         saves = workers > nodes or nodes >= 2 * binomial_degree(nodes)
@@ -546,7 +546,7 @@ class MulticastRoot:
         return all(stream.idle for stream in self._streams.values())
 
     def tick(self) -> None:
-        """Does what is due. The run loop calls this in each pass."""
+        """Takes the steps that are due. The run loop calls this in each pass."""
         if self._outbox:
             begun_ns = self.stopwatch()
             for relay, waiting in list(self._outbox.items()):
@@ -618,5 +618,5 @@ class MulticastRoot:
         return max(0, min(self._preparing.values()) - self.clock()) / 1e9
 
     def status(self) -> list[dict[str, Any]]:
-        """Returns what people want to know of each stream. Any thread may call this."""
+        """Returns the state of each stream for people. Any thread may call this."""
         return [stream.status() for stream in list(self._streams.values())]

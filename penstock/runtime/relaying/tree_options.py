@@ -21,13 +21,13 @@ class TreeOptions:
     adjustment: AdjustmentOptions = field(default_factory=AdjustmentOptions)
 
     def adjuster(self) -> LimitAdjuster:
-        """Returns what adjusts the limit of a root's trees, if `limit` gives none."""
+        """Returns the object that adjusts the limit of a root's trees, if `limit` gives none."""
         return LimitAdjuster(self.adjustment) if self.toggle_s is None else LimitToggle(self.toggle_s)
 
 
 class LimitToggle(LimitAdjuster):
-    """Changes the limit every `every_s` seconds in which something is sent, between 1 and none, whatever the load: the
-    trees are chains, and binomial ones, in turn. All streams have trees."""
+    """Changes the limit every `every_s` seconds with traffic, between 1 and none, at any load: the trees are chains,
+    and binomial ones, in turn. All streams have trees."""
 
     def __init__(self, every_s: float) -> None:
         super().__init__()

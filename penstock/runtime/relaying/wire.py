@@ -1,4 +1,4 @@
-"""What source workers and relays send to each other (docs/papers.md: W2, W6).
+"""The messages between source workers and relays (docs/papers.md: W2, W6).
 
 A *stream* carries one log (runtime/exchange/log.py) to the relays of other nodes. Its *root* is the worker with the
 sending task. A message has a head of 28 bytes, and for some kinds a payload:

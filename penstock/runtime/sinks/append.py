@@ -72,7 +72,7 @@ class AppendFile:
             self._deflate = None
 
     def flush(self) -> None:
-        """Writes what is held back."""
+        """Writes the records that are held back."""
         if not self._held and self._broken is None:
             return
         data = memoryview(b"".join(self._held))
@@ -105,7 +105,7 @@ class AppendFile:
             raise failed_write(self.path, error, self._epochs) from error
 
     def close(self) -> None:
-        """Closes the file, and forgets what was not written."""
+        """Closes the file, and forgets the records that were not written."""
         self._held.clear()
         self._held_bytes = 0
         self._deflate = None

@@ -1,4 +1,4 @@
-"""What a sink is: a plain description that travels, and one writer a task.
+"""The interface of sinks: a plain description that travels, and one writer a task.
 
 `write` gets whole batches; `flush` is called when nothing more is ready, so a writer may hold records back for larger
 writes but not for longer; `finish` after the last record; `close` always, with `failed` telling whether the job ended
@@ -111,7 +111,7 @@ class SinkWriter(ABC):
         `parallelism` on."""
 
     def cancel(self, epoch: int) -> None:
-        """The job is cancelled after this complete epoch, and nobody will resume it: make everything visible that was
+        """The job is cancelled after this complete epoch, and will not be resumed: make everything visible that was
         prepared up to this epoch, and delete what came later. Called before `close`, in a job with epochs only; not
         when the process dies before."""
 
@@ -120,7 +120,7 @@ class SinkWriter(ABC):
 
 
 class RunningJob(Protocol):
-    """What a sink sees of its running job, if the sink does something in the driver."""
+    """The running job as a sink sees it that acts in the driver."""
 
     name: str
 
@@ -187,5 +187,5 @@ class Sink(ABC):
         return ""
 
     def describe(self) -> str:
-        """Returns what `flow.explain()` shows."""
+        """Returns the text that `flow.explain()` shows."""
         return type(self).__name__

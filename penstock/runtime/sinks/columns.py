@@ -41,7 +41,7 @@ def column(values: list[Any], type: pa.DataType) -> pa.Array:
 
 
 def array(values: list[Any], type: pa.DataType | None = None) -> pa.Array:
-    """Returns what pyarrow makes of the values, of which members of an Enum count as their values, and dataclasses and
+    """Returns the values as an array of pyarrow, in which members of an Enum count as their values, and dataclasses and
     msgspec's structs as dicts, as in JSON lines."""
     try:
         return pa.array(values, type)
@@ -55,7 +55,7 @@ def array(values: list[Any], type: pa.DataType | None = None) -> pa.Array:
 
 
 def _check_kinds(values: list[Any], type: pa.DataType, least: int) -> None:
-    """Raises TypeError when the values are of so many kinds or more, and one of them is none for this type."""
+    """Raises TypeError when the values are of `least` kinds or more, and one of them is wrong for this type."""
     is_ = pa.types
     if is_.is_dictionary(type):
         return _check_kinds(values, type.value_type, least)

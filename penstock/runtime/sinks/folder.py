@@ -1,4 +1,4 @@
-"""A sink that writes a directory of part files, whatever their format: what Files and Parquet have in common.
+"""A sink that writes a directory of part files, in any format: what Files and Parquet have in common.
 
 It must never touch a file that the sink has not made, unless the user said so.
 """
@@ -48,7 +48,7 @@ class PartFolder(Sink):
 
     @abstractmethod
     def formatter(self) -> Formatter:
-        """Returns the function that turns records into what a part file takes, for one task."""
+        """Returns the function that turns records into the input of a part file, for one task."""
 
     @abstractmethod
     def open_part(self, path: str, context: SinkContext, *, place: Place) -> PartFile:

@@ -130,8 +130,8 @@ class Follower:
             self._awake.wait(_LOOK_S)
 
     def _take(self, complete: int | None) -> bool:
-        """Hands over what is ready up to a complete epoch (None: all that there is). Returns False when some of it is
-        not ready."""
+        """Hands over the records that are ready up to a complete epoch (None: all that there is). Returns False when
+        some of them are not ready."""
         limit = None if complete is None else ready(self._names, complete)
         if self._job is None and ready(self._names, _EVER) != _EVER:
             raise JobError(

@@ -62,13 +62,13 @@ class PartFile(Protocol):
     length: int
 
     def append(self, data: Any) -> None:
-        """Takes what the format made of a list of records."""
+        """Adds the formatted form of a list of records."""
 
     def end_member(self, last: bool = False) -> None:
-        """Makes sure that the file is whole if it is truncated after what it has taken so far."""
+        """Makes sure that the file is whole if it is truncated after the records that it has now."""
 
     def flush(self) -> None:
-        """Writes what is held back."""
+        """Writes the records that are held back."""
 
     def deleted(self) -> bool:
         """Tells whether somebody has deleted or moved the file, or its folder."""
@@ -77,7 +77,7 @@ class PartFile(Protocol):
         """Makes sure that everything is on the disk, and closes the file."""
 
     def close(self) -> None:
-        """Closes the file, and forgets what was not written."""
+        """Closes the file, and forgets the records that were not written."""
 
 
 class Begun(TypedDict):
@@ -360,8 +360,8 @@ class PartsWriter(SinkWriter):
                 self._finished = state["finished"] and len(states) == 1
 
     def _finish_what(self, state: PartsState, epoch: int) -> None:
-        """Commits what a state describes, and deletes what else its writer, and stale writers of the same index, had
-        begun until then."""
+        """Commits the files that a state describes, and deletes all other files that its writer, and stale writers of
+        the same index, had begun until then."""
         names = replace(self._names, suffix=state["suffix"])
         for hidden, final in state["pending"].items():
             self._publish(names, hidden, final, state["epoch"])

@@ -178,7 +178,7 @@ class RemoteFile(io.RawIOBase):
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
-        """Notes an error, because nobody then knows what has arrived, and later calls must fail too."""
+        """Notes an error, because it is unknown then which bytes have arrived, and later calls must fail too."""
         if self._broken is not None:
             raise self._broken
         try:

@@ -1,5 +1,4 @@
-"""Finds the schema of a table that nobody has described. It is taken from the first records, and is the same for all
-files of the table.
+"""Finds the schema of a table from its first records. It is the same for all files of the table.
 
 The first task that has records writes it into the table's directory, the others read it there, as do the tasks that
 come after a failure. It must never differ between two files of a table.

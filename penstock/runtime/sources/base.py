@@ -1,4 +1,4 @@
-"""What a source is: splits with offsets, and readers over them.
+"""The interface of sources: splits with offsets, and readers over them.
 
 A `Source` is a plain description that travels to the workers. Before a job starts it lists its splits, the units
 that tasks share among them; each task's `Reader` reads its splits and can tell at any time, for each, the offset
@@ -222,7 +222,7 @@ class Source(ABC, Generic[T_co]):
         return None
 
     def describe(self) -> str:
-        """Returns what `flow.explain()` shows."""
+        """Returns the text that `flow.explain()` shows."""
         return type(self).__name__
 
 

@@ -232,7 +232,7 @@ class Csv(Source[dict[str, Any]]):
         ]
 
     def _columns(self, files: list[FileRange]) -> tuple[list[str], pa.Schema]:
-        """Returns the names of all columns, and the types of those that are read, as the first rows of all files show
+        """Returns the names of all columns, and the types of the columns to read, as the first rows of all files show
         them."""
         known: dict[str, pa.Schema] = {}  # of the first file that has columns
         shown: dict[str, _Shown] = {}
@@ -340,7 +340,7 @@ class _Shown:
         self.type = pa.null()
 
     def add(self, type: pa.DataType, path: str, widen: bool) -> None:
-        """Adds what the first rows of one more file show. Raises SourceError when they do not fit."""
+        """Adds the types that the first rows of one more file show. Raises SourceError when they do not fit."""
         wider = _wider(self.type, type)
         if wider != self.type and not pa.types.is_null(self.type) and not widen:
             known = {type: kind.__name__ for kind, type in _TYPES.items()} | {pa.timestamp("s"): "datetime"}
@@ -371,7 +371,7 @@ def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType:
 
 @dataclass(frozen=True)
 class CsvFile(FileRange):
-    """Names one file, all of its columns, and the types of those that are read."""
+    """Names one file, all of its columns, and the types of the columns to read."""
 
     names: list[str] | None = None
     schema: pa.Schema | None = None
@@ -433,7 +433,7 @@ class CsvReader(LineReader, ColumnReader):
             return [Unreadable(record, CodecError(f"{where}: {problem}"))]
 
     def _bad(self, file: CsvFile, row: bytes, error: Exception) -> tuple[Any, str]:
-        """Returns the record that stands for a row that cannot be read, and what is wrong with it."""
+        """Returns the record that stands for an unreadable row, and the error in the row."""
         assert file.schema is not None
         lengths: list[Any] = []
 

@@ -82,8 +82,7 @@ class Gunzip:
 
 
 def _salvage(inflate: zlib._Decompress, chunk: bytes) -> bytes:
-    """Returns what can be decompressed before the damage. The result is the same however the file was divided into
-    chunks."""
+    """Returns the bytes before the damage. The result is the same however the file was divided into chunks."""
     out = bytearray()
     try:
         for i in range(len(chunk)):

@@ -53,8 +53,8 @@ def _seconds(text: str) -> float:
 
 
 class Schedule:
-    """A schedule of steps (records a second, seconds), repeated for ever, or with a last step that holds for ever
-    (seconds None)."""
+    """A schedule of steps (records a second, seconds), repeated without end, or with a last step without end (seconds
+    None)."""
 
     def __init__(self, rate: Any) -> None:
         import numpy as np

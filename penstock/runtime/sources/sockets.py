@@ -335,7 +335,7 @@ class _Feed:
 
 
 def _in_kernel(connection: socket.socket) -> int:
-    """Returns how many bytes the kernel has received that nobody has read."""
+    """Returns the number of bytes that the kernel has received and that are not read yet."""
     try:
         return int(struct.unpack("i", ioctl(connection.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0])
     except (OSError, ValueError):  # it was closed meanwhile

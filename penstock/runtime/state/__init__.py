@@ -1,1 +1,1 @@
-"""What operators remember between records: keyed state with its changes, aggregates, and timers."""
+"""The memory of operators between records: keyed state with its changes, aggregates, and timers."""

@@ -75,7 +75,7 @@ class Aggregate(ABC):
         return values
 
     def result(self, partial: Any) -> Any:
-        """Returns what the user sees of a value of the state."""
+        """Returns the user's view of a value of the state."""
         return partial
 
 
@@ -113,15 +113,15 @@ _PLAIN = frozenset({int, float, bool, str, bytes, date, datetime})
 
 
 def _comparable(value: Any) -> Any:
-    """Returns a value of another type as what is compared of it. A null that came first would become the result, and
-    each good value after it would fail: so a value is compared with itself."""
+    """Returns the comparable part of a value of another type. A null that came first would become the result, and each
+    good value after it would fail: so a value is compared with itself."""
     number = python_number(value)
     lt(number, number)
     return number
 
 
 def _addend(value: Any) -> Any:
-    """Returns a value that is no int and no float as what is added of it. Texts have no sum: what is meant is a number
+    """Returns the addable part of a value that is no int and no float. Texts have no sum: what is meant is a number
     that nobody has read from the text, as from a column of a CSV file."""
     if isinstance(value, bool):
         return int(value)

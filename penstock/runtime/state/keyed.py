@@ -78,7 +78,7 @@ class KeyedWhole:
 
 @dataclass
 class KeyedLog:
-    """What was merged into a keyed map: pairs of encoded keys and encoded partial results, in order. `merge` says how
+    """The merged values of a keyed map: pairs of encoded keys and encoded partial results, in order. `merge` says how
     to merge them, for `aggregate.merge_of`. `size` has the same meaning as in KeyedDelta."""
 
     chunks: list[tuple[Encoded, Encoded]]
@@ -102,7 +102,7 @@ Delta = KeyedDelta | KeyedWhole | KeyedLog | KeyedValues
 
 @dataclass
 class StageState:
-    """What a stage saves: its keyed maps by name, and anything picklable of the task's own."""
+    """The state that a stage saves: its keyed maps by name, and anything picklable of the task's own."""
 
     maps: dict[str, Delta] = field(default_factory=dict)
     own: Any = None
@@ -115,8 +115,8 @@ Counters: TypeAlias = tuple[int, int, int, int]
 
 @dataclass
 class SavedState:
-    """What a stage gets back: whole maps with the keys that its task owns, and what earlier tasks have saved as their
-    own. `own` has one entry when the operator has as many tasks as before, and otherwise any number."""
+    """The state that a stage gets back: whole maps with the keys that its task owns, and what earlier tasks have saved
+    as their own. `own` has one entry when the operator has as many tasks as before, and otherwise any number."""
 
     maps: dict[str, dict[Any, Any]] = field(default_factory=dict)
     own: list[Any] = field(default_factory=list)
@@ -124,7 +124,7 @@ class SavedState:
 
 
 class _Saved:
-    """What both kinds of map share: how much of a map was saved since it was last saved whole."""
+    """The common part of both kinds of map: how much of a map was saved since it was last saved whole."""
 
     def __init__(self, values: dict[Any, Any], tracked: bool) -> None:
         self.values = values
@@ -160,7 +160,7 @@ class _Saved:
 
 
 class KeyedMap(_Saved):
-    """A keyed map that notes what has changed. It notes nothing when `tracked` is false, in a job without epochs."""
+    """A keyed map that notes its changes. It notes nothing when `tracked` is false, in a job without epochs."""
 
     def __init__(self, values: dict[Any, Any], tracked: bool) -> None:
         super().__init__(values, tracked)
@@ -233,7 +233,7 @@ class KeyedMap(_Saved):
 
 
 class LoggedMap(_Saved):
-    """The keyed map of an aggregate, with a log of what was merged into it. It logs nothing when `tracked` is false."""
+    """The keyed map of an aggregate, with a log of the merged values. It logs nothing when `tracked` is false."""
 
     def __init__(self, values: dict[Any, Any], aggregate: Aggregate, tracked: bool) -> None:
         super().__init__(values, tracked)

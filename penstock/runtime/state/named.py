@@ -96,8 +96,9 @@ class _Kept:
         self._by_age.update(dict.fromkeys(sorted(deadlines, key=deadlines.__getitem__)))
 
     def live_for(self, ttl_s: float) -> None:
-        """Gives entries a time-to-live from now on, also those that have none. Entries of a savepoint may have had a
-        longer one, or were written by a machine whose clock is ahead: none lives longer from now on than a new one."""
+        """Gives all entries a time-to-live from now on, also entries that have none. Entries of a savepoint may have
+        had a longer one, or were written by a machine whose clock is ahead: none lives longer from now on than a new
+        one."""
         if self.ttl_s is None:
             self.ttl_s = ttl_s
             later = self._clock() + ttl_s
@@ -112,7 +113,7 @@ class _Kept:
 
 
 class _State:
-    """What the states of all kinds have in common."""
+    """The common part of states of all kinds."""
 
     def __getattr__(self, name: str) -> Any:
         raise no_method(self, name, _OF_OTHERS)
@@ -271,7 +272,7 @@ class NamedStates:
         return any(each.entries.wants_whole or each.deadlines.wants_whole for each in kept)
 
     def deltas(self, whole: bool) -> dict[str, Delta]:
-        """Returns what has changed since the last call, or everything, by the names of the saved maps."""
+        """Returns the changes since the last call, or everything, by the names of the saved maps."""
         for title in list(self._saved):  # nobody has asked for it, but it must not be lost
             kind, _, name = title.removeprefix(NESTED).removeprefix(_DEADLINES).partition(":")
             if name not in self._states:

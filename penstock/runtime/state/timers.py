@@ -23,8 +23,8 @@ _SWEPT_LEAST = 64
 
 
 class Agenda:
-    """What is to happen at some time, in the order of the times. `is_alive` says whether an entry still counts. Dead
-    entries are skipped, and removed before they are more than the others were at the last removal."""
+    """The events of later times, in the order of the times. `is_alive` says whether an entry still counts. Dead entries
+    are skipped, and removed before they are more than the others were at the last removal."""
 
     def __init__(self, is_alive: Callable[[float, Any], bool]) -> None:
         self._is_alive = is_alive
@@ -44,7 +44,7 @@ class Agenda:
             self._sweep()
 
     def first(self) -> tuple[float, int, Any] | None:
-        """Returns the first entry that is alive, as (time, number, what), or None when there is none."""
+        """Returns the first entry that is alive, as (time, number, event), or None when there is none."""
         heap = self._heap
         while heap:
             at, _, what = heap[0]

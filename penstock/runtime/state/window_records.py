@@ -27,7 +27,7 @@ class WindowRecords:
         self._changes = 0  # the number of changes that were saved since the last whole snapshot
 
     def add(self, key: Any, window: Any, records: list[Any]) -> None:
-        """Adds records to a window, after those that it has."""
+        """Adds records to a window, after the earlier ones."""
         windows = self.values.setdefault(key, {})
         if window in windows:
             windows[window] += records

@@ -44,8 +44,8 @@ class DirectoryLock:
             raise
 
     def remove(self) -> None:
-        """Removes the directory if it is empty, and then releases the lock, so that nobody else has it yet when it is
-        removed."""
+        """Removes the directory if it is empty, and then releases the lock, so that no other process has the lock when
+        the directory is removed."""
         if self._descriptor is not None:
             with suppress(OSError):
                 os.rmdir(self._directory)

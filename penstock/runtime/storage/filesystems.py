@@ -118,7 +118,7 @@ def one_line(text: str) -> str:
 
 
 def not_writable(directory: str) -> str | None:
-    """Returns why files cannot be made in a directory of this machine, and what to do; None: they can."""
+    """Returns the reason why files cannot be made in a directory of this machine, with the remedy; None: they can."""
     if os.access(directory, os.W_OK | os.X_OK):
         return None
     if os.statvfs(directory).f_flag & os.ST_RDONLY:

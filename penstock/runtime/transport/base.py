@@ -20,13 +20,13 @@ Buffer = bytes | bytearray | memoryview
 
 
 class PeerGone(PenstockError):
-    """Nobody is at the address of a worker any more. The worker has died, which its watcher will report, or its ring
-    has been replaced."""
+    """The address of a worker is no longer in use. The worker has died, which its watcher will report, or its ring has
+    been replaced."""
 
 
 @dataclass(frozen=True)
 class LinkLoad:
-    """What the system says of the connection to a peer of another machine. `acknowledged`: how many bytes the peer's
+    """The system's figures of the connection to a peer of another machine. `acknowledged`: how many bytes the peer's
     system has received over this connection. `rate`: how many it received in a second, as last measured. `full`:
     whether bytes wait, and the sender has sent as much as the network takes. `held_s`: for how long they have waited
     for room at the peer so far."""
@@ -81,7 +81,7 @@ class Transport(ABC):
         return self.max_message(worker)
 
     def remedy(self, size: int) -> str:
-        """Returns what a user can do when a message of this size exceeds `largest_message`."""
+        """Returns the advice to users for a message of this size, which exceeds `largest_message`."""
         enough = 1 << (4 * size - 1).bit_length()
         return f"run with a larger ring: run(flow, ring_bytes={enough}), or --ring-bytes {enough} on the command line"
 
@@ -137,24 +137,24 @@ class PeerTransport(Transport):
         because messages may have been made for them."""
 
     def forget(self, peers: Iterable[int]) -> None:
-        """Drops peers whose places nobody will take, such as relays, each life of which has a number of its own."""
+        """Drops peers that have no successors, such as relays, each life of which has a number of its own."""
         self.drop(peers)
 
     def excuse(self, pid: int) -> None:
-        """Does not tell, as lost, what this process of the same machine was writing when it died."""
+        """Reports no loss of the message that this process of the same machine was writing when it died."""
 
     def reasons(self) -> dict[int, str]:
-        """Returns, for each connected worker, a sentence that says what carries messages to it, and why; empty when
-        there was nothing to choose. Any thread may call this."""
+        """Returns, for each connected worker, a sentence about the transport that carries its messages, and the reason;
+        empty when there was no choice. Any thread may call this."""
         return {}
 
     def sent_bytes(self) -> dict[int, int]:
-        """Returns how many bytes were sent over a network to each connected peer, with the heads of frames and without
-        what was sent again after a broken connection. Any thread may call this."""
+        """Returns the number of bytes sent over a network to each connected peer, with the heads of frames and without
+        repetitions after a broken connection. Any thread may call this."""
         return {}
 
     def links(self) -> dict[int, LinkLoad]:
-        """Returns what the system says of the connections to peers of other machines, as far as it knows."""
+        """Returns the system's figures of the connections to peers of other machines, as far as it has any."""
         return {}
 
     def silent_links(self) -> list[SilentLink]:

@@ -1,4 +1,5 @@
-"""What the processes of a job show each other over TLS: files of the user, or a certificate that the job has made.
+"""The keys and certificates that the processes of a job show each other over TLS: files of the user, or a certificate
+that the job has made.
 
 A certificate of the job is made by the `openssl` command. Python's ssl module has no means for it, and the library
 `cryptography` would be a dependency of some megabytes, with an OpenSSL of its own, for one call in the life of a job.
@@ -43,7 +44,7 @@ class BadCertificate(PenstockError):
 
 @dataclass(frozen=True)
 class Tls:
-    """The files with which the processes of a job encrypt what they send to other machines, for `run(tls=Tls(...))`.
+    """The files with which the processes of a job encrypt their traffic to other machines, for `run(tls=Tls(...))`.
 
     Each process shows `certificate`, whose private key is in `key`, and accepts the certificates that `authority` has
     signed. All are files in PEM format, and have the same paths on all machines of the job. What they contain may
@@ -58,7 +59,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class JobCertificate:
-    """A private key and a certificate for it, which the processes of one job show and accept, and nobody else does."""
+    """A private key and its certificate, which only the processes of one job show and accept."""
 
     key: str = field(repr=False)
     certificate: str = field(repr=False)

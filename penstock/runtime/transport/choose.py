@@ -1,4 +1,4 @@
-"""Chooses the transport between two machines by what both have (docs/papers.md: W7), and says why.
+"""Chooses the transport between two machines by the abilities of both (docs/papers.md: W7), and says why.
 
 Each worker finds out what its machine has (`probe`), and tells it as plain data. The choice is a pure function of what
 both have and of what the user has asked for, so both ends choose the same, and the status can show the reason.
@@ -18,7 +18,7 @@ PROBE_LIMIT_S = 2.0
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a machine has for RDMA. All fields are plain, so that they can be sent."""
+    """The devices and limits of a machine for RDMA. All fields are plain, so that they can be sent."""
 
     #: The device and the port that are used, such as "mlx5_0 port 1"; empty: there is none.
     rdma: str
@@ -37,7 +37,7 @@ class Choice:
 
 
 class CannotForce(ValueError):
-    """A transport was asked for that one of the machines does not have; the message says what is missing."""
+    """The user demanded a transport that one of the machines does not have; the message names the missing part."""
 
 
 def choose(own: Abilities, other: Abilities, *, forced: Kind | None = None, tls: bool = False) -> Choice:
@@ -62,8 +62,8 @@ def choose(own: Abilities, other: Abilities, *, forced: Kind | None = None, tls:
 
 
 def probe(host: str, limit_s: float = PROBE_LIMIT_S) -> Abilities:
-    """Finds out what this machine has for the address at which others connect. Never raises, and takes no longer than
-    `limit_s`."""
+    """Finds out the abilities of this machine at the address to which others connect. Never raises, and takes no longer
+    than `limit_s`."""
     found: list[Abilities] = []
     # A driver in trouble can block a system call for ever, so that nothing else than leaving the thread behind helps.
     looking = threading.Thread(target=lambda: found.append(_look(host)), name="penstock-probe", daemon=True)

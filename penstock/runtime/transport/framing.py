@@ -43,7 +43,7 @@ class BadFrame(PenstockError):
 
 
 class FrameDecoder:
-    """What has been received of one stream: the number of the next frame, and the position after the last one."""
+    """The bytes received of one stream: the number of the next frame, and the position after the last one."""
 
     __slots__ = ("asked", "left", "limit", "number", "position", "wanted")
 

@@ -39,7 +39,8 @@ class NotProved(OSError):
 
 
 class NotAsAgreed(OSError):
-    """What a peer has sent that has proved itself cannot be part of the conversation. The connection is of no use."""
+    """A peer that has proved itself sent a message that cannot be part of the conversation. The connection is of no
+    use."""
 
 
 def of_this_user(connection: socket.socket) -> bool:
@@ -85,8 +86,8 @@ def bound(key: bytes, binding: bytes) -> bytes:
 
 
 def proof(key: bytes, end: bytes, *said: bytes) -> bytes:
-    """Returns what only an end that knows the key can say. `end` names the end, so that a proof sent back proves
-    nothing. `said`: what both ends have said so far, with a nonce of each; its parts have fixed sizes."""
+    """Returns the proof of an end, which nobody without the key can compute. `end` names the end, so that a proof sent
+    back proves nothing. `said`: what both ends have said so far, with a nonce of each; its parts have fixed sizes."""
     return hmac.digest(key, end + b"".join(said), "sha256")
 
 
@@ -129,7 +130,8 @@ def receive_frame(connection: Connection) -> bytes:
 
 
 def _receive(connection: Connection, size: int) -> bytes:
-    """Receive so many bytes. Memory is taken as they come: at most twice as much as has come, and a piece."""
+    """Receives a given number of bytes. Memory is taken as they come: at most twice as much as has come, and a
+    piece."""
     data = bytearray()
     came = 0
     while came < size:

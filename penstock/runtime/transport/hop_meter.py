@@ -1,5 +1,5 @@
-"""Measures what the messages of a worker cost, for placement: how long the worker's thread works to encode, send,
-receive and decode them, by the kind of hop (docs/papers.md: T12).
+"""Measures the cost of a worker's messages, for placement: how long the worker's thread works to encode, send, receive
+and decode them, by the kind of hop (docs/papers.md: T12).
 
 A worker whose peers are all on its node measures nothing before its first report is asked for, which only a job does
 that replans. Only one in `EVERY` operations is measured, because the clock of a thread's processor time takes as long
@@ -45,8 +45,8 @@ class HopMeter:
         return not left
 
     def note(self, step: Step, messages: int, size: int, begun_ns: int) -> None:
-        """Notes an operation of so many messages with `size` bytes in all, which has just ended. Of no messages: work
-        that belongs to others."""
+        """Notes an operation on a number of messages with `size` bytes in all, which has just ended. Of no messages:
+        work that belongs to others."""
         ns = max(0, self.clock() - begun_ns - self._reading_ns)
         digits = (size // messages).bit_length() if messages else 0
         row = self._rows.setdefault((step, digits), [0.0, 0.0, 0.0])
@@ -57,5 +57,5 @@ class HopMeter:
         row[2] += ns
 
     def report(self) -> list[Row]:
-        """Returns what was measured."""
+        """Returns the measurements."""
         return [(step, digits, *row) for (step, digits), row in list(self._rows.items())]  # type: ignore[misc]

@@ -29,7 +29,7 @@ Noted = tuple[int, int, int, int]
 
 
 class TimesReport(NamedTuple):
-    """What a worker has noted lately: what it has sent, what has come to it, and how long hops inside it took (ns)."""
+    """The recent notes of a worker: what it has sent, what has come to it, and how long hops inside it took (ns)."""
 
     worker: int
     sent: list[Noted]
@@ -59,5 +59,5 @@ class HopTimes:
         self._inside.append(self.clock() - begun_ns)
 
     def report(self, worker: int) -> TimesReport:
-        """Returns what was noted lately."""
+        """Returns the recent notes."""
         return TimesReport(worker, list(self._sent), list(self._came), list(self._inside))

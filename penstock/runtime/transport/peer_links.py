@@ -109,8 +109,8 @@ class _Meeting:
         self._got = b""
 
     def go_on(self) -> int:
-        """Does what can be done now. Returns the event to wait for; 0: both ends have proved themselves. Raises
-        OSError or EOFError when the peer has not."""
+        """Takes each step that is possible now. Returns the event to wait for; 0: both ends have proved themselves.
+        Raises OSError or EOFError when the peer has not."""
         if self._connecting:
             error = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
@@ -243,7 +243,7 @@ class PeerLinks:
         return found
 
     def refused(self) -> set[int]:
-        """Returns the workers at whose addresses nobody listens."""
+        """Returns the workers whose addresses refuse connections."""
         return {worker for worker, target in list(self._targets.items()) if target.refused}
 
     def close(self) -> None:
@@ -434,7 +434,7 @@ class PeerLinks:
         meeting.connection.close()
 
     def _leave(self, meeting: _Meeting) -> None:
-        """Hangs up on a peer with which all is well, but not before it knows with whom it has talked."""
+        """Closes a healthy connection to a peer, but not before the peer is known."""
         if not meeting.unknown:
             self._hang_up(meeting)
             return
@@ -510,8 +510,8 @@ def _wants_tries(target: _Target) -> bool:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Sets what all connections between peers have: they send at once, an idle one is probed by the kernel, and none is
-    under BBR where the kernel lets us choose."""
+    """Sets the options that all connections between peers have: they send at once, an idle one is probed by the kernel,
+    and none is under BBR where the kernel lets us choose."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -105,7 +105,7 @@ _opening = threading.Lock()
 
 
 class NoRdma(PenstockError):
-    """This machine has no device for RDMA that can be used; the message says what is missing."""
+    """This machine has no usable device for RDMA; the message names the missing part."""
 
 
 class Port(NamedTuple):
@@ -377,7 +377,7 @@ class _QueuePair:
         self._sent = 0
 
     def setup(self, region: _Memory | None, words: _Memory | None, form: bytes = _OVER_RDMA) -> bytes:
-        """Returns what the other end must know."""
+        """Returns the parameters that the other end needs."""
         device = self._device
         return _SETUP.pack(
             form,
@@ -395,7 +395,7 @@ class _QueuePair:
         )
 
     def connect(self, setup: tuple[Any, ...]) -> None:
-        """Gets ready for the queue pair that the other end has told of."""
+        """Connects to the queue pair that the other end has named."""
         _, number, first_packet, mtu, identifier, reads, _, gid, *_ = setup
         device, verbs = self._device, self._device.verbs
         ready = verbs.qp.QPAttr(port_num=device.port.number)
@@ -568,7 +568,7 @@ class _RdmaOutgoing(Outgoing):
         return self._over_tcp and super().send_now(task, parts, size)
 
     def write(self) -> None:
-        """Publishes what was put into the region, and tells a receiver that waits for it."""
+        """Publishes the new content of the region, and wakes a receiver that waits for it."""
         if self._over_tcp:
             super().write()
             return
@@ -767,7 +767,7 @@ class _RdmaIncoming(Incoming):
         self.act()
 
     def act(self) -> None:
-        """Posts what is due by now."""
+        """Posts the requests that are due by now."""
         if self._ready:
             try:
                 self._act()
@@ -861,7 +861,7 @@ class RdmaTransport(TcpTransport):
         return super().receive(timeout)
 
     def look(self, every_s: float = 0.0) -> None:
-        """Takes the completions of what this worker sends, unless that was done just now."""
+        """Takes the completions of this worker's sends, unless that has just been done."""
         now = time.monotonic()
         if now - self._looked_at >= every_s:
             self._looked_at = now
@@ -886,7 +886,7 @@ class RdmaTransport(TcpTransport):
         self._timer.set(min(self._due.values()))
 
     def _take(self, messages: list[tuple[int, Buffer]]) -> None:
-        """Takes the completions of what this worker receives, until some messages are there."""
+        """Takes the completions of this worker's receives, until some messages are there."""
         while not messages and (completions := self.device.incoming.poll()):
             self._complete(completions, messages)
 

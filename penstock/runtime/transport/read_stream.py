@@ -93,7 +93,7 @@ class Published:
         self.publish()
 
     def answer(self) -> tuple[int, int] | None:
-        """Returns the head and the number of messages processed, when the receiver must be told of more."""
+        """Returns the head and the number of messages processed, when the receiver needs a newer number."""
         region = self.stream.region
         # The receiver has acknowledged everything that it has read when it arms itself.
         if not self.armed or region.head == region.tail:
@@ -235,7 +235,7 @@ class ReadStream:
         return self._waiting_since + WTL_S if waits else None
 
     def _room(self) -> int:
-        """Returns the number of bytes behind what has landed and what is under way."""
+        """Returns the number of free bytes after the bytes that have landed and the reads under way."""
         under_way = self._under_way
         last = under_way[-1].place + under_way[-1].size if under_way else self._stop
         return len(self._landing) - last
@@ -246,7 +246,7 @@ class ReadStream:
         self._start = self.decoder.decode(self._landing, self._start, self._stop, messages)
 
     def message(self) -> tuple[int, int] | None:
-        """Returns a position, and what is said about it, if the sender must be told something now."""
+        """Returns a position and its flags, if the sender needs them now."""
         decoder = self.decoder
         position = decoder.position
         # No READ is under way then, whose words may tell of more.

@@ -77,7 +77,7 @@ class RingFull(RingError):
 
 
 class ConsumerDied(RingError):
-    """write() waits for room, and nobody can make any until another consumer attaches (otherwise: RingFull)."""
+    """write() waits for room, and there is no consumer to make any until another one attaches (otherwise: RingFull)."""
 
 
 class MessageTooLarge(RingError):
@@ -132,7 +132,7 @@ Wait.SPIN = Wait(max_spin_us=600.0, adaptive=False)  # more than the time betwee
 
 
 class RingStats(NamedTuple):
-    """What has been counted since the ring was made, by all processes, and the ring's present state."""
+    """The counts of all processes since the ring was made, and the ring's present state."""
 
     written: int  # messages whose write has returned
     bytes: int  # their payload

@@ -187,7 +187,7 @@ class RoutedTransport(PeerTransport):
         return [*far, *near] if far and near else far or near
 
     def _sleep(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
-        """Receives what comes from this machine, until a network rings. Sets `_quiet`."""
+        """Receives messages of this machine, until a network rings. Sets `_quiet`."""
         if not self._armed:
             self._arm()
         near = self._near.receive(timeout)

@@ -1,4 +1,4 @@
-"""Decides which strangers are told in the log: those that connect and do not prove that they belong to the job.
+"""Decides which strangers are named in the log: those that connect and do not prove that they belong to the job.
 
 Each machine is told once in a while, and only so many machines at a time. So a stranger, or many of them, cannot fill
 the log or the memory.
@@ -27,14 +27,14 @@ def refusal(error: Exception) -> str:
 
 
 class Told:
-    """The machines that were told. Any thread may ask."""
+    """The machines that have been named in the log. Any thread may ask."""
 
     def __init__(self) -> None:
         self._at: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def may_tell(self, machine: str) -> bool:
-        """Returns whether something about a machine should be in the log now, and takes it as told then."""
+        """Returns whether a machine should be named in the log now, and takes it as named then."""
         now = time.monotonic()
         with self._lock:
             told = self._at.get(machine)

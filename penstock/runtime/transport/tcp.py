@@ -302,7 +302,7 @@ class TcpTransport(NetworkTransport):
         os.close(self._bell)
 
     def _finish(self, deadline: float) -> None:
-        """Sends what is outstanding, and throws away what comes."""
+        """Sends the outstanding bytes, and drops incoming ones."""
         while True:
             refused = self._links.refused()
             waiting = [
@@ -369,7 +369,7 @@ class TcpTransport(NetworkTransport):
         self._epoll.register(fd, events)
 
     def watch_also(self, connection: Connection, events: int) -> None:
-        """Changes what is looked for on a connection."""
+        """Changes the events to wait for on a connection."""
         self._epoll.modify(connection.fileno(), events)
 
     def unwatch(self, connection: Connection) -> None:
@@ -447,11 +447,11 @@ class Outgoing:
             self._owner.lost_connection(self._worker, connection, useful)
 
     def load(self) -> LinkLoad | None:
-        """Returns what the system says of the connection that carries the stream; None: it says nothing."""
+        """Returns the system's figures of the connection that carries the stream; None: it says nothing."""
         return None if self.connection is None else _load_of(self.connection)
 
     def on_event(self, event: int, messages: list[tuple[int, Buffer]]) -> None:
-        """Reads acknowledgements, and writes what waits."""
+        """Reads acknowledgements, and writes waiting bytes."""
         connection, stream = self.connection, self.stream
         if connection is None:
             return
@@ -512,7 +512,7 @@ class Outgoing:
         return True
 
     def write(self) -> None:
-        """Hands to the kernel what it takes."""
+        """Hands as many bytes to the kernel as it takes."""
         connection, stream = self.connection, self.stream
         assert connection is not None
         region = stream.region
@@ -665,8 +665,8 @@ class Incoming:
         self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Tells the sender what has come. When the kernel takes no more, because the sender does not read, this is
-        called again as soon as it does."""
+        """Tells the sender the position up to which bytes have come. When the kernel takes no more, because the sender
+        does not read, this is called again as soon as it does."""
         connection, rest = self.connection, self._rest
         if connection is None or self._blocked:
             return

@@ -67,7 +67,7 @@ class TlsContexts:
 
     @staticmethod
     def said(error: Exception) -> str:
-        """Returns what an error says, for people."""
+        """Returns the text of an error, for people."""
         return said(error)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
@@ -93,7 +93,7 @@ def contexts_of(credentials: Credentials) -> TlsContexts:
 
 
 def _versions(credentials: Credentials) -> list[object]:
-    """Returns what changes when one of the files is replaced."""
+    """Returns a value that changes when one of the files is replaced."""
     if isinstance(credentials, JobCertificate):
         return []
     found: list[object] = []
@@ -191,7 +191,7 @@ def _why(tls: Tls, error: ssl.SSLError) -> str:
 
 
 def said(error: Exception) -> str:
-    """Returns what an error says, for people."""
+    """Returns the text of an error, for people."""
     if isinstance(error, ssl.SSLError):
         text = getattr(error, "verify_message", "") or (error.reason or "").replace("_", " ").lower()
         return f"TLS: {text}" if text else str(error)
@@ -229,7 +229,7 @@ class TlsConnection:
         return _binding(self._tls)
 
     def fileno(self) -> int:
-        """As the method of a socket; so are those that follow."""
+        """Acts like the method of a socket, as do the methods that follow."""
         return (self._tls or self._plain).fileno()
 
     def getsockopt(self, level: int, option: int, size: int = 0) -> Any:
@@ -353,7 +353,7 @@ class TlsStream:
                 self._came.write(data)
 
     def _send_encrypted(self, data: Buffer = b"") -> None:
-        """Sends what TLS has to say, and data."""
+        """Sends TLS's own messages, and data."""
         with self._sending:
             with self._lock:
                 while data:  # one call may take a part
