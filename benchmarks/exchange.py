@@ -72,21 +72,21 @@ class Exchange:
             if sender._flush_channels():
                 raise WrongResult("the sender has no credit, although all that it sends is taken up")
             for loop in self.loops[1:]:
-                loop._deliver(loop.transport.receive(0))
+                loop.deliver(loop.transport.receive(0))
                 for task in loop.tasks:
                     ready = task.inbox.ready
                     while ready:
                         channel, taken, _, cost = ready.popleft()
                         came += len(taken)
                         task.inputs[channel].take(cost)
-            source._deliver(source.transport.receive(0))
+            source.deliver(source.transport.receive(0))
         if source.wiring.epochs:  # an epoch, so that the caches stay small
             self.epoch += 1
             for log in sender.logs:
                 log.barrier(self.epoch)
                 log.flush()
             for loop in self.loops[1:]:
-                loop._deliver(loop.transport.receive(0))
+                loop.deliver(loop.transport.receive(0))
                 for task in loop.tasks:
                     if task.inbox.aligned:
                         task.inbox.release()

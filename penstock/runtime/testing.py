@@ -649,10 +649,10 @@ class Loop(RunLoop):
             due = min((due for stage in waiting if (due := stage.ready_in()) is not None), default=None)
             if due == 0:  # its task has to see to that
                 return
-            super()._deliver(self.transport.receive_later(due))
+            super().deliver(self.transport.receive_later(due))
 
-    def _deliver(self, messages: Any) -> None:
-        super()._deliver(messages)
+    def deliver(self, messages: Any) -> None:
+        super().deliver(messages)
         self._wait_for_calls()
         entry, epochs, course = self._entry, self._epochs, self._course
         entry.next_pass()

@@ -130,8 +130,8 @@ def _no_second_end() -> Any:
 
 # On one node, because it takes nothing apart that relays and sorted channels have put together.
 @planted_fault(
-    "penstock/runtime/worker/run_loop.py",
-    Seeds(88, lambda faults: faults.kills >= 3 and faults.workers > 1 and faults.nodes == 1),
+    "penstock/runtime/exchange/delivery.py",
+    Seeds(197, lambda faults: faults.kills >= 3 and faults.workers > 1 and faults.nodes == 1),
 )
 def _old_generations() -> Any:
     """Messages are taken from whoever sent them, also from a task that was taken back."""
@@ -140,7 +140,7 @@ def _old_generations() -> Any:
         for _, message in messages:
             head = read_head(message)
             for channel, _ in head.destinations:
-                task, _ = self.wiring.remote_in.get(channel, (None, None))
+                task, _ = self.wiring.delivery.inputs.get(channel, (None, None))
                 if head.kind == CREDIT:
                     if (out := self.wiring.out.get(channel)) is not None:
                         out.outstanding -= head.stamp
@@ -154,19 +154,19 @@ def _old_generations() -> Any:
                     task.receive_watermark(channel, head.stamp)
                 else:
                     task.receive_end(channel)
-        for due in list(self.wiring.grants_due.values()):
+        for due in list(self.wiring.delivery.grants_due.values()):
             due.grant()
 
-    return _patch(RunLoop, "_deliver", deliver)
+    return _patch(RunLoop, "deliver", deliver)
 
 
 @planted_fault(
-    "penstock/runtime/worker/run_loop.py",
+    "penstock/runtime/exchange/delivery.py",
     Test("tests/runtime/test_loop.py::test_credit_of_another_generation_has_no_effect"),
 )
 def _old_credit() -> Any:
     """A grant is taken from a receiver that was taken back."""
-    deliver = RunLoop._deliver
+    deliver = RunLoop.deliver
 
     def careless(self: RunLoop, messages: Any) -> None:
         others = []
@@ -179,7 +179,7 @@ def _old_credit() -> Any:
                 out.outstanding -= head.stamp
         deliver(self, others)
 
-    return _patch(RunLoop, "_deliver", careless)
+    return _patch(RunLoop, "deliver", careless)
 
 
 @planted_fault("penstock/runtime/exchange/channel.py", Seeds(2, _somebody_dies))
@@ -527,12 +527,12 @@ def _nothing_dealt() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/worker/run_loop.py",
+    "penstock/runtime/exchange/delivery.py",
     Test("tests/runtime/test_loop.py::test_messages_of_channels_that_the_plan_has_no_more_are_dropped"),
 )
 def _old_channels_fail() -> Any:
     """A message by a channel that the plan has no more ends its receiver's process."""
-    deliver = RunLoop._deliver
+    deliver = RunLoop.deliver
 
     def strict(self: RunLoop, messages: Any) -> None:
         for number, message in messages:
@@ -541,7 +541,7 @@ def _old_channels_fail() -> Any:
                 self.wiring.tasks[number].inputs[head.destinations[0][0]]
         deliver(self, messages)
 
-    return _patch(RunLoop, "_deliver", strict)
+    return _patch(RunLoop, "deliver", strict)
 
 
 # --- coordinator and participants ------------------------------------------------------------------------------------

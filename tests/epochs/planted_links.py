@@ -11,11 +11,11 @@ from unittest import mock
 from penstock.host.decide.broken_links import BrokenLinks
 from penstock.host.decide.job_host import JobHost
 from penstock.host.decide.worker_lives import LifeState
+from penstock.runtime.exchange.delivery import Delivery
 from penstock.runtime.transport import tcp
 from penstock.runtime.transport.framing import FrameDecoder
 from penstock.runtime.transport.send_stream import SendStream
 from penstock.runtime.transport.tcp import TcpTransport
-from penstock.runtime.worker.wiring import Wiring
 from tests.epochs.nodes import Nodes
 from tests.epochs.sim import EpochCluster, Faults
 from tests.planting import Seeds, planted_fault
@@ -144,10 +144,12 @@ def _one_of_a_lost_node_is_not_told() -> Any:
     return _patch(EpochCluster, "_lost", forgets)
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(61, lambda faults: faults.nodes > 1 and faults.apart_s > 1))
+@planted_fault(
+    "penstock/runtime/exchange/delivery.py", Seeds(61, lambda faults: faults.nodes > 1 and faults.apart_s > 1)
+)
 def _clocks_are_taken_as_they_are() -> Any:
     """Stamps of other machines are not translated."""
-    return _patch(Wiring, "clocks", lambda self, ahead_ns: None)
+    return _patch(Delivery, "clocks", lambda self, ahead_ns: None)
 
 
 @planted_fault("penstock/actors/nodes.py", Seeds(47, _is_lost))

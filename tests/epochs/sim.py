@@ -1448,7 +1448,7 @@ class EpochCluster:
         """A process is told how far the clocks of the others are apart from its own."""
         ahead_ns = self.nodes.clocks()
         own_ns = ahead_ns.get(process.worker, 0)
-        process.loop.wiring.clocks({worker: ahead - own_ns for worker, ahead in ahead_ns.items()})
+        process.loop.wiring.delivery.clocks({worker: ahead - own_ns for worker, ahead in ahead_ns.items()})
 
     def _answer(self, process: Process, event: Event) -> None:
         process.answers.append(event)
@@ -1561,7 +1561,7 @@ class EpochCluster:
             if process.work[0]():
                 process.work.popleft()
         else:
-            process.loop._deliver(process.transport.receive(0))
+            process.loop.deliver(process.transport.receive(0))
             if process.loop.wiring.root is not None:
                 process.loop.wiring.root.tick()
             for task in process.loop.tasks:
@@ -1947,8 +1947,8 @@ class EpochCluster:
         if whole or random_() < 0.7:
             had = process.inbox.used
             messages = process.transport.all() if whole else process.transport.receive(0)
-            if messages or loop.wiring.grants_due:
-                loop._deliver(messages)
+            if messages or loop.wiring.delivery.grants_due:
+                loop.deliver(messages)
                 moved = bool(messages)
                 self.checks.delivered(process)
             if had > process.inbox.capacity // 2:

@@ -1,6 +1,6 @@
 """One channel through any number of failures of its receiver: every record arrives once and in order, as it was made.
 
-The receiver of the model counts as RunLoop._deliver and a task do. It saves where it is at each barrier; some of what
+The receiver of the model counts as Delivery.deliver and a task do. It saves where it is at each barrier; some of what
 it saved becomes a complete epoch; when it is taken back it is a new one, which continues from there.
 """
 
@@ -233,7 +233,7 @@ class Model:
     # --- the way, and the receiver ------------------------------------------------------------------------------
 
     def deliver(self) -> None:
-        """A message reaches the receiver's worker, as in RunLoop._deliver."""
+        """A message reaches the receiver's worker, as in Delivery.deliver."""
         if not self.to_receiver.messages:
             return
         message = self.to_receiver.messages.popleft()

@@ -130,7 +130,7 @@ def bytes_between_nodes(plan: Plan, placed: Placement) -> int:
     for _ in range(200):
         now[0] += S // 100
         for loop in loops:
-            loop._deliver(loop.transport.receive(0))
+            loop.deliver(loop.transport.receive(0))
             for task in loop.tasks:
                 if task.runnable():
                     task.step()

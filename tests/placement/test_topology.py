@@ -105,7 +105,7 @@ def test_planned_measured_and_sent_bytes_of_a_broadcast_agree(
     for _ in range(200):
         now[0] += S // 100
         for loop in loops:
-            loop._deliver(loop.transport.receive(0))
+            loop.deliver(loop.transport.receive(0))
             for task in loop.tasks:
                 if task.runnable():
                     task.step()

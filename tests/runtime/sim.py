@@ -192,9 +192,9 @@ class Cluster:
         moved = False
         if whole or self.rng.random() < 0.7:
             messages = loop.transport.receive(0)
-            due = len(loop.wiring.grants_due)
-            loop._deliver(messages)
-            moved = bool(messages) or len(loop.wiring.grants_due) < due
+            due = len(loop.wiring.delivery.grants_due)
+            loop.deliver(messages)
+            moved = bool(messages) or len(loop.wiring.delivery.grants_due) < due
         # A pass takes the tasks in order; one alone is what other threads and slow functions make of it.
         chosen = loop.tasks if whole or self.rng.random() < 0.5 else [self.rng.choice(loop.tasks)]
         for task in chosen:
@@ -215,7 +215,7 @@ class Cluster:
         """Where everything stands, for a failing test."""
         lines = [f"seed {self.seed}, window {self.window}, capacity {self.capacity}, placed {self.placed}"]
         for worker, loop in enumerate(self.loops):
-            due = sorted(loop.wiring.grants_due)
+            due = sorted(loop.wiring.delivery.grants_due)
             lines.append(f"worker {worker}: inbox {loop.transport._inbox.used} bytes, grants due {due}")
             for task in loop.tasks:
                 lines.append(

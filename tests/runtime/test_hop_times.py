@@ -22,7 +22,7 @@ def hop(_: object) -> ps.Flow:
 
 
 def run(loop: RunLoop) -> None:
-    loop._deliver(loop.transport.receive(0))
+    loop.deliver(loop.transport.receive(0))
     for task in loop.tasks:
         while task.runnable():
             task.step()

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.runtime.errors import RecordError
 from penstock.runtime.exchange.channel import OutOfStep
+from penstock.runtime.exchange.delivery import MessagesLost
 from penstock.runtime.exchange.message import (
     ADDRESS_BYTES,
     BARRIER,
@@ -30,7 +31,7 @@ from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
-from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
+from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.wiring import Wiring, build
 
@@ -377,7 +378,7 @@ def test_credit_of_another_generation_has_no_effect() -> None:
     sent = channel.outstanding
     assert sent == other.outstanding > 10
     for generation, left in ((1, sent), (0, sent - 10)):
-        loop._deliver([(0, b"".join(credit(channel.number, generation, 10)))])
+        loop.deliver([(0, b"".join(credit(channel.number, generation, 10)))])
         assert (channel.outstanding, other.outstanding) == (left, sent)
 
 
@@ -385,14 +386,14 @@ def test_messages_of_channels_that_the_plan_has_no_more_are_dropped() -> None:
     _, loop, messages = two_workers(True)
     body = messages[0][1][ADDRESS_BYTES + 2 * DESTINATION_BYTES :]
     for destinations in ([(999, 0)], [(999, 0), (1, 0)]):
-        loop._deliver([(1, address(destinations, 0, FIRST) + body), (1, address(destinations, 1) + signal(BARRIER, 1))])
+        loop.deliver([(1, address(destinations, 0, FIRST) + body), (1, address(destinations, 1) + signal(BARRIER, 1))])
     assert [len(task.inbox.ready) for task in loop.tasks] == [0, 1], "only those who have the channel get it"
 
 
 def test_a_message_for_several_tasks_is_decoded_once() -> None:
     _, loop, messages = two_workers(False)
     assert len(messages) == 3
-    loop._deliver(messages)
+    loop.deliver(messages)
     one, other = (task.inbox.ready for task in loop.tasks)
     assert [batch for _, batch, _, _ in one] == [[[0]], [[1]], [[2]]]
     assert all(mine[1] is theirs[1] for mine, theirs in zip(one, other, strict=True))
@@ -404,25 +405,25 @@ def test_a_message_that_is_missing_or_comes_twice_is_told_with_both_tasks(which:
     _, loop, messages = two_workers(True)
     wrong = [messages[0], messages[2]] if which == "missing" else [messages[0], messages[1], messages[1]]
     with pytest.raises(OutOfStep, match=r"write\[0\] expected message \d from read\[0\] .* and got message \d"):
-        loop._deliver(wrong)
+        loop.deliver(wrong)
 
 
 def test_messages_that_the_transport_has_lost_are_left_to_recovery() -> None:
     _, loop, messages = two_workers(True)
     loop.transport.lost = lambda: ["process 7 died"]  # type: ignore[method-assign]
-    loop._deliver([messages[0], messages[2]])
+    loop.deliver([messages[0], messages[2]])
     assert [len(task.inbox.ready) for task in loop.tasks] == [1, 1], "what follows the gap is not taken"
-    assert loop.lost
+    assert loop.wiring.delivery.lost
     loop.transport.lost = list  # type: ignore[method-assign]
     loop.connect_tasks(set(), 2)
-    assert not loop.lost, "after the recovery, a gap is an error again"
+    assert not loop.wiring.delivery.lost, "after the recovery, a gap is an error again"
 
 
 def test_what_is_no_message_is_refused() -> None:
     _, loop, messages = two_workers(False)
     for garbage in (b"", b"x" * 10, b"x" * 100, messages[0][1][:20]):
         with pytest.raises(BadMessage):
-            loop._deliver([(1, garbage)])
+            loop.deliver([(1, garbage)])
 
 
 def test_status_is_plain_and_complete() -> None:

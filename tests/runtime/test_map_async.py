@@ -135,7 +135,7 @@ class Life:
 
     def step(self, rng: random.Random) -> bool:
         """A step of some task that can run."""
-        self.loop._deliver(self.loop.transport.receive(0))
+        self.loop.deliver(self.loop.transport.receive(0))
         tasks = [task for task in self.loop.tasks if task.runnable()]
         if tasks:
             rng.choice(tasks).step()
@@ -1508,7 +1508,7 @@ def run_and_end(life: Life) -> list[Any]:
             task.open()
     while any(ends()):
         wait = life.loop._wait()
-        life.loop._deliver(life.loop.transport.receive(0.001 if wait is None else min(wait, 0.001)))
+        life.loop.deliver(life.loop.transport.receive(0.001 if wait is None else min(wait, 0.001)))
         for task in life.loop.tasks:
             if task.runnable():
                 life.loop.box.note(task.task.number) if life.loop.box else None

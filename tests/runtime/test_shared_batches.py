@@ -215,7 +215,7 @@ def test_the_runtime_changes_no_batch_that_several_tasks_have(local: bool, epoch
             log.flush()
         for _ in range(3):
             for loop in loops:
-                loop._deliver(loop.transport.receive(0))
+                loop.deliver(loop.transport.receive(0))
                 for task in loop.tasks[local or loop is loops[0] :]:
                     if task.runnable():
                         task.step()

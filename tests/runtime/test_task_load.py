@@ -296,7 +296,7 @@ def test_the_way_between_two_tasks_is_known_by_the_youngest_records() -> None:
     assert way_between(sender.load(), receiver.load()) is None, "it is not known yet"
 
     def run(loop: RunLoop) -> None:
-        loop._deliver(loop.transport.receive(0))
+        loop.deliver(loop.transport.receive(0))
         for task in loop.tasks:
             while task.runnable():
                 task.step()

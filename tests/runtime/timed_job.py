@@ -58,7 +58,7 @@ class Job:
         while self.now < end:
             ran = False
             for loop in self.loops:
-                loop._deliver(loop.transport.receive(0))
+                loop.deliver(loop.transport.receive(0))
                 for task in loop.tasks:
                     if task.runnable():
                         task.step()

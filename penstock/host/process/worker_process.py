@@ -35,6 +35,7 @@ from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTas
 from penstock.runtime.epochs.participant import Participant
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import ProgramNotLoaded, RecordError, describe
+from penstock.runtime.exchange.delivery import MessagesLost
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.patience import Patience
@@ -49,7 +50,7 @@ from penstock.runtime.transport.shm import RING_BYTES
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad, TrafficReport
 from penstock.runtime.worker.processor_time import CLOCKS, ProcessorTime, present_threads
-from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
+from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.sample import RecordSample, SampleRequest
 from penstock.runtime.worker.wiring import Wiring
 
@@ -366,7 +367,7 @@ class WorkerProcess:
         wiring = self._loop.wiring
         own_ns = ahead_ns.get(self._index, 0)
         others = {worker: ahead - own_ns for worker, ahead in ahead_ns.items()}
-        self._loop.call(lambda: wiring.clocks(others))
+        self._loop.call(lambda: wiring.delivery.clocks(others))
 
     def expect_relay(self, number: int) -> str:
         """Keeps this worker's inbox where it is until `use_relays` names this relay or does not. Returns the address at

@@ -16,39 +16,21 @@ A step takes a batch of what is ready (docs/papers.md: A1).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.runtime.calls import Calls
-from penstock.runtime.errors import CodecError, PenstockError, describe
+from penstock.runtime.errors import PenstockError, describe
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
-from penstock.runtime.exchange.channel import Arrival, InChannel, OutOfStep, Turn
-from penstock.runtime.exchange.message import (
-    ADDRESS_OF_ONE,
-    ANY_WAY,
-    BARRIER,
-    CREDIT,
-    DATA,
-    NUMBERS_MASK,
-    WATERMARK,
-    WHOLE,
-    Head,
-    decode_payload,
-    decode_records,
-    read_head,
-)
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.patience import Patience
-from penstock.runtime.records.batch import Batch
-from penstock.runtime.relaying.wire import FIRST_RELAY
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.transport.base import Buffer, Transport
-from penstock.runtime.transport.hop_times import NOT_NOTED
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad, task_load
 from penstock.runtime.worker.processor_time import EVERY, ProcessorTime
@@ -64,16 +46,8 @@ _ROOM_WAIT_FIRST_S = 0.0001
 _ROOM_WAIT_MAX_S = 0.002
 
 
-#: Where a message goes whose channel is not known.
-_NOBODY: tuple[Task | None, InChannel | None] = (None, None)
-
-
 class LoopEnded(PenstockError):
     """The run loop was asked for something after its end."""
-
-
-class MessagesLost(PenstockError):
-    """A worker died while it wrote a message to this worker. The message is lost, and recovery must send it again."""
 
 
 Result = TypeVar("Result")
@@ -108,7 +82,6 @@ class RunLoop:
         self.halted = False
         self._cancelled_after: int | None = None
         self.passes = 0
-        self.lost: list[str] = []  # lost messages, with their senders; recovery sends the messages again
         self._stopping = False
         self._over = False
         self._in_hook: tuple[Task, int] | None = None  # the task that is being opened or closed, and since when
@@ -268,7 +241,7 @@ class RunLoop:
             self._close_all([task for task in self.wiring.tasks.values() if task.opened], failed)
 
     def _loop(self) -> None:
-        receive, deliver = self.transport.receive, self._deliver
+        receive, deliver = self.transport.receive, self.deliver
         epochs = self.wiring.epochs
         root = self.wiring.root
         calls = self._calls.waiting
@@ -327,141 +300,9 @@ class RunLoop:
         task.step()
         self.cpu.note(task, task.busy_ns - busy_ns, self.cpu.clock() - cpu_ns)
 
-    def _deliver(self, messages: Any) -> None:
-        wiring = self.wiring
-        inputs = wiring.remote_in
-        meter, times = self.transport.meter, self.transport.times
-        for sender, message in messages:
-            if len(message) >= WHOLE.size:
-                n, marks, number, channel, generation, kind, flags, codec, count, stamp = WHOLE.unpack_from(message)
-                if n == 1 and kind == DATA and count and not marks:
-                    # Most messages: a whole batch for one task.
-                    task, input_ = inputs.get(channel, _NOBODY)
-                    if input_ is None or input_.generation != generation:
-                        # It is for or from a task that has been removed, or of a plan that is no longer valid.
-                        continue
-                    if number == input_.expected:
-                        input_.expected = number + 1 & NUMBERS_MASK
-                        try:
-                            if meter is None or not meter.due("decode"):
-                                batch = decode_records(message, flags, codec, count, WHOLE.size)
-                            else:
-                                begun_ns = meter.clock()
-                                batch = decode_records(message, flags, codec, count, WHOLE.size)
-                                meter.note("decode", 1, len(message), begun_ns)
-                        except CodecError as error:
-                            raise self._unreadable(channel, error) from error
-                        if wiring.shared_batches is not None:
-                            wiring.shared_batches.came(channel, number, batch)
-                        task.receive(  # type: ignore[union-attr]
-                            channel, batch, stamp - input_.ahead_ns, len(message) - ADDRESS_OF_ONE.size
-                        )
-                        if times is not None and not number & NOT_NOTED:
-                            times.came(channel, generation, number, input_.ahead_ns)
-                        continue
-            self._deliver_other(sender, message)
-        if wiring.grants_due:
-            for due in list(wiring.grants_due.values()):
-                due.grant()
-        self._note_lost()
-
-    def _deliver_other(self, sender: int, message: Buffer) -> None:
-        """Delivers a message of any kind, to any number of tasks. The batch is decoded once for all of them. `sender`
-        is the number of a relay, if a relay says something about a stream of this worker."""
-        wiring = self.wiring
-        if sender >= FIRST_RELAY:
-            assert wiring.root is not None, "a worker without streams knows no relay"
-            wiring.root.take(sender, message)
-            return
-        head = read_head(message)
-        kind, stamp, number = head.kind, head.stamp, head.number
-        whole = not head.marks and not head.piece
-        batch: Batch | None = None
-        for channel, generation in head.destinations:
-            if kind == CREDIT:
-                out = wiring.out.get(channel)
-                if out is not None and out.generation == generation:
-                    out.granted(stamp)
-                continue
-            task, input_ = wiring.remote_in.get(channel, _NOBODY)
-            if task is None or input_ is None or input_.generation != generation:
-                continue  # as above
-            early = False
-            if whole and number == input_.expected:
-                input_.expected = number + 1 & NUMBERS_MASK
-            elif head.marks & ANY_WAY:
-                turn = input_.sort(head)
-                if turn is Turn.OLD:
-                    continue
-                early = turn is Turn.EARLY
-            elif not input_.accept(head):
-                self._out_of_step(task, input_, head)
-                continue
-            if kind == DATA and batch is None:
-                try:
-                    batch = decode_payload(message, head)
-                except CodecError as error:
-                    raise self._unreadable(channel, error) from error
-                if wiring.shared_batches is not None:
-                    if len(head.destinations) > 1:
-                        wiring.shared_batches.add(batch)
-                    else:
-                        wiring.shared_batches.came(channel, number & NUMBERS_MASK, batch)
-            arrival = kind, stamp, batch, head.body_bytes
-            if early:
-                input_.hold(number, arrival)
-                continue
-            self._give(task, input_, arrival)
-            while input_.held and (following := input_.release()) is not None:
-                self._give(task, input_, following)
-
-    def _unreadable(self, channel: int, error: CodecError) -> CodecError:
-        """Returns the error for a message of this channel that cannot be decoded."""
-        plan, target, sender = self.wiring.plan, self.wiring.target_of(channel), self.wiring.sender_of(channel)
-        if target is None or sender is None:
-            return error
-        return CodecError(
-            f"task {plan.task_name(plan.by_number[target])} cannot read what {plan.task_name(sender)} has sent: {error}"
-        )
-
-    def _give(self, task: Task, input_: InChannel, arrival: Arrival) -> None:
-        """Gives a task what has come for it."""
-        kind, stamp, batch, cost = arrival
-        if kind == DATA:
-            assert batch is not None
-            if batch:
-                task.receive(input_.number, batch, stamp - input_.ahead_ns, cost)
-            else:  # all records were too large for the place to which the task has moved
-                input_.take(cost)
-        elif kind == BARRIER:
-            task.receive_barrier(input_.number, stamp)
-        elif kind == WATERMARK:
-            task.receive_watermark(input_.number, stamp)
-        else:
-            task.receive_end(input_.number)
-
-    def _note_lost(self) -> None:
-        lost = self.transport.lost()
-        if lost:
-            if not self.wiring.epochs:
-                raise MessagesLost("; ".join(lost))
-            self.lost += lost
-
-    def _out_of_step(self, task: Task, input_: InChannel, head: Head) -> None:
-        """A message of a channel is not the one that comes next. When the transport has lost messages, recovery sends
-        them again, and the message is dropped. Otherwise something is wrong."""
-        self._note_lost()
-        if self.lost:
-            return
-        plan = self.wiring.plan
-        sender = self.wiring.sender_of(input_.number)
-        expected = "the first message" if input_.expected is None else f"message {input_.expected}"
-        raise OutOfStep(
-            f"{task.name} expected {expected} from {plan.task_name(sender) if sender else 'a task that is gone'} in "
-            f"channel {input_.number}, generation {input_.generation}, and got message {head.number} (piece "
-            f"{head.piece}, marks {head.marks}). A message is missing or has come twice, and the transport has not "
-            "reported a loss; please report this as an error in Penstock"
-        )
+    def deliver(self, messages: Iterable[tuple[int, Buffer]]) -> None:
+        """Delivers messages of other workers, each with its sender."""
+        self.wiring.delivery.deliver(messages)
 
     def _catch_up(self) -> None:
         catching_up = self.wiring.catching_up
@@ -548,7 +389,7 @@ class RunLoop:
     def connect_tasks(self, numbers: set[int], generation: int) -> None:
         """Lets these tasks run from now on. All of them have been built again, also in other workers."""
         self.wiring.connect_tasks(numbers, generation)
-        self.lost.clear()  # the channels of the dead senders have a new generation, in which nothing is missing
+        self.wiring.delivery.recovered()
         self._renew_tasks()
         self._begun = True
 
@@ -608,7 +449,7 @@ class RunLoop:
         if self.wiring.root is not None and (due := self.wiring.root.due_s()) is not None:
             wait = due if wait is None else min(wait, due)
         if (
-            self.wiring.grants_due
+            self.wiring.delivery.grants_due
             or (self.wiring.root is not None and self.wiring.root.waiting)
             or any(log.stopped_by_room for task in self.tasks if task.blocked for log in task.logs)
             or any(channel.log.stopped_by_room for channel in self.wiring.catching_up.values())

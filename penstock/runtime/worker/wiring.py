@@ -23,6 +23,7 @@ from penstock.runtime.exchange.channel import (
     OutChannel,
     RemoteInChannel,
 )
+from penstock.runtime.exchange.delivery import Delivery
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.message import END, WATERMARK
@@ -34,10 +35,11 @@ from penstock.runtime.program.plan import Chain, Exchange, Plan, TaskId, letters
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.records.userfunc import DEAD_LETTERS, ErrorHandler
 from penstock.runtime.relaying.root import MulticastRoot, RootStream
+from penstock.runtime.relaying.wire import FIRST_RELAY
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sources.base import Reader, SourceContext, Split
 from penstock.runtime.sources.threaded import ThreadReader
-from penstock.runtime.transport.base import Transport
+from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.worker.shared_batches import SharedBatches
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Snapshot, Steps, Task, TaskOptions
@@ -90,9 +92,6 @@ class Wiring:
         self.worker = worker
         self.tasks: dict[int, Task] = {}  # by task number, in the plan's order
         self.out: dict[int, OutChannel] = {}  # by channel number
-        # By channel number: the receiving task, for channels from other workers.
-        self.remote_in: dict[int, tuple[Task, RemoteInChannel]] = {}
-        self.grants_due: dict[int, RemoteInChannel] = {}
         # Channels that were catching up at the last look, or that repeat entries which a relay may not have delivered.
         self.catching_up: dict[int, OutChannel] = {}
         self.output_caches = output_caches
@@ -108,10 +107,17 @@ class Wiring:
         self._on_motion = on_motion
         self._wall = wall
         self.shared_batches = SharedBatches() if check_shared else None
+        self.delivery = Delivery(
+            transport,
+            self.out,
+            self._names,
+            recovers=self.epochs,
+            shared=self.shared_batches,
+            from_relay=None if root is None else self._from_relay,
+        )
         self._apart = apart
         self._steps = steps or Steps()
         self._aligned = aligned  # whether somebody tells sources how far the others are
-        self._ahead_ns: dict[int, int] = {}
         self._targets: dict[int, int] = {}  # by channel number: the number of the receiving task
         self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and number of the sending task
 
@@ -119,13 +125,6 @@ class Wiring:
     def epochs(self) -> bool:
         """Whether the job has epochs."""
         return self.output_caches is not None
-
-    def clocks(self, ahead_ns: dict[int, int]) -> None:
-        """Takes how far the clock of each other worker's machine is ahead of this machine's, by worker. The stamps of
-        what these workers send are translated by it from now on."""
-        self._ahead_ns = ahead_ns
-        for _, input_ in self.remote_in.values():
-            input_.ahead_ns = ahead_ns.get(input_.worker, 0)
 
     def mine(self, numbers: Iterable[int]) -> list[TaskId]:
         """Returns those of the tasks that this worker runs, in the order of the plan."""
@@ -135,13 +134,23 @@ class Wiring:
         """Returns the number of the task that a channel leads to, or None when the plan no longer has the channel."""
         return self._targets.get(channel)
 
-    def sender_of(self, channel: int) -> TaskId | None:
-        """Returns the task that a channel comes from, or None when the plan no longer has the channel."""
-        for exchange in self.plan.exchanges:
-            sender = (channel - exchange.first_channel) // exchange.receivers
+    def _names(self, channel: int) -> tuple[str, str]:
+        """Returns the names of the tasks that a channel comes from and leads to."""
+        plan = self.plan
+        for exchange in plan.exchanges:
+            sender, receiver = divmod(channel - exchange.first_channel, exchange.receivers)
             if 0 <= sender < exchange.senders:
-                return self.plan.task(exchange.source, sender)
-        return None
+                tasks = plan.task(exchange.source, sender), plan.task(exchange.target, receiver)
+                return plan.task_name(tasks[0]), plan.task_name(tasks[1])
+        return "a task that is gone", "a task that is gone"
+
+    def _from_relay(self, sender: int, message: Buffer) -> bool:
+        """Takes a message about a stream of this worker. Returns False when the sender is no relay."""
+        if sender < FIRST_RELAY:
+            return False
+        assert self.root is not None
+        self.root.take(sender, message)
+        return True
 
     def build_tasks(
         self,
@@ -188,8 +197,7 @@ class Wiring:
                 self.out.pop(out.number, None)
                 self.catching_up.pop(out.number, None)
             for number in task.inputs:
-                self.grants_due.pop(number, None)
-                self.remote_in.pop(number, None)
+                self.delivery.remove(number)
         return gone
 
     def connect_tasks(self, numbers: set[int], generation: int) -> None:
@@ -408,18 +416,17 @@ class Wiring:
         task = self.tasks[receiver.number]
         number = exchange.channel(sender.index, receiver.index)
         worker = self.workers[sender.number]
-        self.grants_due.pop(number, None)
-        self.remote_in.pop(number, None)
+        self.delivery.remove(number)
         if self._is_here(worker):
             channel = self.out[number]
             channel.deliver_to(task)
             input_: InChannel = LocalInChannel(channel, generation)
         else:
+            due = self.delivery.grants_due
             input_ = remote = RemoteInChannel(
-                number, worker, sender.number, self._transport, self.grants_due, self._credit_window, generation
+                number, worker, sender.number, self._transport, due, self._credit_window, generation
             )
-            remote.ahead_ns = self._ahead_ns.get(worker, 0)
-            self.remote_in[number] = task, remote
+            self.delivery.add(task, remote)
         input_.port = exchange.port
         task.add_input(input_)
 
