@@ -18,12 +18,12 @@ def accepted(name: str) -> None:
 class DictFiles:
     """Files in memory, quick enough for thousands of histories. `broken`: names that cannot be deleted. `room`:
     for so many bytes, and when there is no more, they fail as on a full disk. `read_only`: nothing can be written or
-    deleted."""
+    deleted. `remote`: they are those of an object store."""
 
     place = "nowhere"
-    remote = False
 
     def __init__(self) -> None:
+        self.remote = False
         self.files: dict[str, bytes] = {}
         self.broken: Callable[[str], Exception | None] = accepted
         self.asked: list[str] = []

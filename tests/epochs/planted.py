@@ -886,7 +886,7 @@ def _never_given_up() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/store.py", Seeds(183, lambda faults: faults.scratches > 4 and _several_epochs(faults))
+    "penstock/runtime/epochs/store.py", Seeds(19, lambda faults: faults.scratches > 4 and _several_epochs(faults))
 )
 def _copies_are_not_read() -> Any:
     """Who finds a file damaged does not look at its copy."""
@@ -899,7 +899,7 @@ def _copies_are_not_read() -> Any:
 
 @planted_fault(
     "penstock/runtime/epochs/store.py",
-    Seeds(9, lambda faults: faults.scratches > 4 and faults.looks > 0 and _several_epochs(faults)),
+    Seeds(19, lambda faults: faults.scratches > 4 and faults.looks > 0 and _several_epochs(faults)),
 )
 def _mended_from_what_is_damaged() -> Any:
     """Whoever finds that a file and its copy differ takes the file for the right one, without a look at it."""

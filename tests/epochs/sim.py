@@ -212,6 +212,7 @@ class MemoryStore(Store):
 
     def __init__(self, faults: Faults, rng: random.Random, tasks: int, job: str) -> None:
         self.disk = DictFiles()
+        self.disk.remote = faults.remote
         super().__init__(self.disk, job)
         self.inline_bytes = faults.inline_bytes
         self.written: dict[str, bytes] = {}  # blobs, whatever became of them
@@ -251,11 +252,6 @@ class MemoryStore(Store):
         except SnapshotDamaged:
             return False
         return True
-
-    @property
-    def remote(self) -> bool:
-        """Whether nobody can be sure that a manifest will never be there; all else is as in a directory."""
-        return self._faults.remote
 
     def write_manifest(self, manifest: Manifest) -> None:
         copied = replace(manifest, tasks=[replace(entry, blobs=list(entry.blobs)) for entry in manifest.tasks])
@@ -309,9 +305,10 @@ class MemoryStore(Store):
         self.ruined.add(name)
 
     def damage(self, both: bool, rng: random.Random) -> str | None:
-        """Damage one file, or a blob and its copy (`both`), in any way; what was done."""
+        """Damage one file that has a copy, or a blob and its copy (`both`), in any way; what was done."""
         disk = self.disk.files
-        names = sorted(name for name in disk if name.startswith("snapshots/") or not both)
+        single = both or self.disk.remote  # blobs of a distant store have no copies
+        names = sorted(name for name in disk if name.startswith("snapshots/") == both or not single)
         if not names:
             return None
         # Most files are of no use any more; the newest are, and those of the last epoch.

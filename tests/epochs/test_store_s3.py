@@ -99,7 +99,7 @@ def test_the_life_of_a_store() -> None:
         assert store.get(blobs[2]) == BIG + b"more"
         assert store.epochs() == [4, 3, 2, 1]
         assert store.latest(store.verify) == (manifest(4, blobs[1], blobs[4]), [])
-        assert store.collect(2) == 6
+        assert store.collect(2) == 5
         assert set(objects()) == {
             f"some/prefix/job/{name}"
             for name in (
@@ -108,9 +108,6 @@ def test_the_life_of_a_store() -> None:
                 "snapshots/000004-1-0",
                 "manifests/0000000003.json",
                 "manifests/0000000004.json",
-                "copies/000001-1-0",
-                "copies/000003-1-0",
-                "copies/000004-1-0",
                 "copies/0000000003.json",
                 "copies/0000000004.json",
             )
@@ -118,18 +115,14 @@ def test_the_life_of_a_store() -> None:
         assert store.epochs() == [4, 3]
         with pytest.raises(StoreError, match="Two runs"):
             store.write_manifest(manifest(4))
-        for folder in ("snapshots", "copies"):
-            assert store.latest(store.verify) == (manifest(4, blobs[1], blobs[4]), [])
-            store._files.write(f"{folder}/000004-1-0", [memoryview(BIG)], False)
+        assert store.latest(store.verify) == (manifest(4, blobs[1], blobs[4]), [])
+        store._files.write("snapshots/000004-1-0", [memoryview(BIG)], False)
         found = store.latest(store.verify)
         assert found is not None
         assert found[0].epoch == 3
         assert "000004-1-0 has 10,240 bytes; 10,244 were written" in found[1][0]
-        store._files.delete("snapshots/000001-1-0")
-        assert store.mend(blobs[1], store.sizes()) is not None
         assert store.mend(blobs[1], store.sizes()) is None
-        for folder in ("snapshots", "copies"):
-            store._files.delete(f"{folder}/000001-1-0")
+        store._files.delete("snapshots/000001-1-0")
         with pytest.raises(SnapshotDamaged, match=r"none of the 2 epochs.*000001-1-0 is missing"):
             store.latest(store.verify)
         other = Store.open(place(port), "other")
@@ -161,23 +154,17 @@ def test_a_large_blob_in_parts() -> None:
 
 @pytest.mark.usefixtures("bucket")
 def test_a_large_blob_in_pieces() -> None:
-    """So large that the client uploads it in several requests; its copy, too, and what mends one of the two."""
+    """So large that the client uploads it in several requests."""
     data = BIG * 1200
     with serving() as port:
         store = Store.open(place(port), "job")
         blob = store.put_pieces(
             "snapshots/000001-1-0", (data[at : at + 999_999] for at in range(0, len(data), 999_999))
         )
-        names = [f"some/prefix/job/{folder}/000001-1-0" for folder in ("snapshots", "copies")]
-        assert [objects()[name] == data for name in names] == [True, True]
+        assert objects() == {"some/prefix/job/snapshots/000001-1-0": data}
         assert b"".join(store.pieces(blob)) == data
-        store._files.write(blob.name, [data[:-1]], False)
-        assert b"".join(store.pieces(blob)) == data
-        assert "It was written again from" in (store.mend(blob, store.sizes()) or "")
-        assert [objects()[name] == data for name in names] == [True, True]
-        for folder in ("snapshots", "copies"):
-            store._files.write(f"{folder}/000001-1-0", [data[::-1]], False)
-        with pytest.raises(SnapshotDamaged, match=r"copies/000001-1-0 has changed since it was written"):
+        store._files.write("snapshots/000001-1-0", [data[::-1]], False)
+        with pytest.raises(SnapshotDamaged, match=r"snapshots/000001-1-0 has changed since it was written"):
             next(store.pieces(blob))
 
 

@@ -2,15 +2,16 @@
 
     <url>/<job>/snapshots/000012-7-0          a blob: part of the state that task 7 saved for epoch 12
     <url>/<job>/manifests/0000000012.json     what epoch 12 consists of; see runtime/epochs/manifest.py
-    <url>/<job>/copies/                       each of these files a second time, under its own name
+    <url>/<job>/copies/                       manifests, and blobs in a directory, a second time under their own names
 
 Epochs are numbered 1, 2, 3, ... Many processes first write blobs, and then one process writes the manifest: the epoch
 is complete exactly when its manifest is there and undamaged. A process that is killed on the way leaves blobs without a
 manifest. Nobody reads them, and `collect` deletes them.
 
-Whatever happens to any single file, the job loses nothing. All epochs that are kept build on the same older snapshots,
-so each file is there twice. A reader that finds one file missing or damaged reads the other, and the missing one is
-written again.
+In a directory, the job loses nothing whatever happens to any single file. All epochs that are kept build on the same
+older snapshots, so that an older epoch is no way out, and sinks could not take back what they have committed. So each
+file is there twice. A reader that finds one file missing or damaged reads the other, and the missing one is written
+again. Object stores keep several copies of each object themselves, so blobs are there once.
 
 What must never happen:
 
@@ -206,27 +207,21 @@ class Store:
         size = sum(view.nbytes for view in views)
         if size <= self.inline_bytes:
             return Blob(name, size, checksum, b"".join(views))
-        self._write_both(name, views, False)
+        self._write(name, views, False)
         return Blob(name, size, checksum)
 
-    def _write_both(self, name: str, views: Sequence[memoryview], flush: bool) -> None:
-        """Writes a file and its copy. With `flush`, the file itself is flushed to the disk."""
+    def _write(self, name: str, views: Sequence[memoryview], flush: bool) -> None:
+        """Writes a file, and its copy if it has one. With `flush`, the file itself is flushed to the disk."""
+        for one in self._files_of(name):
+            with self._trying("write", one):
+                self._files.write(one, views, flush and one == name)
 
-        def write(name: str) -> None:
-            with self._trying("write", name):
-                self._files.write(name, views, flush and not name.startswith(_COPIES))
-
-        if self._files.remote:  # both at the same time, because most of a request's time is waiting
-            with ThreadPoolExecutor(1) as pool:
-                other = pool.submit(write, _copy_of(name))
-                write(name)
-                other.result()
-        else:
-            write(name)
-            write(_copy_of(name))
+    def _files_of(self, name: str) -> tuple[str, ...]:
+        """Returns the names of a file and of its copy. A blob of an object store has no copy."""
+        return (name,) if self._files.remote and name.startswith(_SNAPSHOTS) else _both(name)
 
     def get(self, blob: Blob) -> bytes:
-        """Returns the bytes of a blob, or of its copy. Raises SnapshotDamaged when neither has the bytes that were
+        """Returns the bytes of a blob, or of its copy. Raises SnapshotDamaged when no file has the bytes that were
         put."""
         if blob.data is not None:
             return self._checked(blob, blob.name, blob.data)
@@ -271,7 +266,7 @@ class Store:
         """Reads a file, or else its copy. When neither can be read and one of the two did not answer, nobody knows
         whether that one is damaged. Then the error of that one is raised, and not SnapshotDamaged."""
         errors: list[StoreError] = []
-        for one in _both(name):
+        for one in self._files_of(name):
             try:
                 found = read(one)
             except StoreError as error:
@@ -321,7 +316,8 @@ class Store:
                 raise not_made[0] from not_made[0].__cause__
             raise
         blob = Blob(name, size, checksum)
-        self._write_again(blob, name, _copy_of(name))
+        for copy in self._files_of(name)[1:]:
+            self._write_again(blob, name, copy)
         return blob
 
     def _write_again(self, blob: Blob, source: str, target: str) -> None:
@@ -365,7 +361,7 @@ class Store:
         A list of names alone never proves that a blob is lost: a shared file system may show a list that is some
         seconds old, but whoever opens a file gets the file.
         """
-        if blob.data is not None or all(there.get(name) == blob.size for name in _both(blob.name)):
+        if blob.data is not None or all(there.get(name) == blob.size for name in self._files_of(blob.name)):
             return None
         return result_of(self.examine(blob))
 
@@ -380,7 +376,7 @@ class Store:
         if blob.data is not None:
             return None
         errors: dict[str, StoreError] = {}
-        for name in _both(blob.name):
+        for name in self._files_of(blob.name):
             try:
                 for piece in self._read_through(blob, name):
                     yield len(piece)
@@ -388,7 +384,7 @@ class Store:
                 errors[name] = error
         if not errors:
             return None
-        whole = [name for name in _both(blob.name) if name not in errors]
+        whole = [name for name in self._files_of(blob.name) if name not in errors]
         if not whole:
             raise _of_neither(list(errors.values()))
         ((damaged, problem),) = errors.items()
@@ -463,7 +459,7 @@ class Store:
         data = encode(manifest)
         name = _manifest_name(manifest.epoch)
         if self._is_missing(name, manifest):
-            self._write_both(name, [memoryview(data)], True)
+            self._write(name, [memoryview(data)], True)
 
     def epochs(self) -> list[int]:
         """Returns the epochs that have a manifest, undamaged or not, newest first.
@@ -614,7 +610,7 @@ class Store:
         deleted = self._delete([name for epoch in old for name in _both(_manifest_name(epoch))])
         if deleted < 2 * len(old):
             return deleted
-        needed = {name for manifest in kept for blob in manifest.blobs() for name in _both(blob.name)}
+        needed = {name for manifest in kept for blob in manifest.blobs() for name in self._files_of(blob.name)}
         newest = kept[0].epoch
         stale = []
         for name in self._ours():
@@ -707,13 +703,9 @@ def _is_ours(name: str) -> bool:
     return bool(_OUR_BLOB.fullmatch(name) or _OUR_MANIFEST.fullmatch(name))
 
 
-def _copy_of(name: str) -> str:
-    return f"{_COPIES}/{name.rpartition('/')[2]}"
-
-
 def _both(name: str) -> tuple[str, str]:
     """Returns a file and its copy."""
-    return name, _copy_of(name)
+    return name, f"{_COPIES}/{name.rpartition('/')[2]}"
 
 
 def manifest_files(epoch: int) -> tuple[str, str]:
