@@ -106,7 +106,8 @@ def test_a_worker_s_process_loads_little() -> None:
     every actor of which a process has a handle; but neither what only a JobMaster does, nor what only a driver does."""
     heavy = {
         "penstock.jobs.run",
-        "penstock.actors.spark_carrier",
+        "penstock.bridge.paradigm_scheduler",
+        "penstock.bridge.forms",
         "penstock.placement.placer",
         "numpy",
         "pyarrow",

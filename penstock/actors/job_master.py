@@ -23,7 +23,7 @@ import ray
 from penstock.actors.head_memory import HeadMemory
 from penstock.actors.raylet import end_with_raylet
 from penstock.host.carry.job_options import JobOptions
-from penstock.host.carry.job_runner import JobRunner, Paradigms
+from penstock.host.carry.job_runner import JobRunner
 from penstock.host.carry.notes import Notes
 from penstock.host.decide.commands import JobEnd
 from penstock.host.process.collected import Encoded
@@ -38,6 +38,7 @@ from penstock.runtime.records.pickling import Program, program
 if TYPE_CHECKING:
     from penstock.actors.ray_processes import RayProcesses
     from penstock.host.carry.processes import Processes, RelayStarter
+    from penstock.host.carry.spark_runner import StartBridge
     from penstock.host.decide.placing import Placing
 
 logger = logging.getLogger(__name__)
@@ -266,7 +267,15 @@ class _RayCarrier:
             return {**found, "nodes": [], "node_ids": [], "machines": []}
         return {**found, "machines": self._processes.nodes_status()}
 
-    def running(self, runner: JobRunner) -> Paradigms | None:
+    def bridges(self) -> StartBridge | None:
+        """See Carrier."""
+        if self._options.dual is None:
+            return None
+        from penstock.actors import spark_bridge  # loads pyarrow
+
+        return spark_bridge.start
+
+    def running(self, runner: JobRunner) -> None:
         """See Carrier."""
         options = self._options
         if self._nodes.spans_machines():
@@ -281,17 +290,6 @@ class _RayCarrier:
         if options.placement.period_s is not None:
             arguments = (runner, options.placement.period_s)
             threading.Thread(target=self._watch_traffic, args=arguments, name="penstock-traffic", daemon=True).start()
-        if options.dual is None:
-            return None
-        from penstock.actors.spark_carrier import SparkCarrier  # loads pyarrow
-
-        return SparkCarrier(
-            runner.plan,
-            options.dual,
-            options.hang_timeout_s,
-            ask=lambda: runner.ask_all("load"),
-            tell=runner.tell,
-        )
 
     def _tell_clocks(self, runner: JobRunner) -> None:
         """Tells the workers, once a second, how far the clocks of their machines are apart: what was measured when this

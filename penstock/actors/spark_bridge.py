@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import ray
@@ -35,12 +35,15 @@ from penstock.bridge.session import SparkOptions, SparkUnavailable, executor_nee
 from penstock.bridge.session.diagnosis import essence
 from penstock.bridge.session.session import Executor
 from penstock.bridge.spark_life import RangeTrial, SparkFacts
+from penstock.host.carry.spark_runner import BridgeHandle
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.operators.micro_batch import Bridge, MicroBatchResult
 from penstock.runtime.records.pickling import join, program
 from penstock.runtime.worker.sample import RecordSample
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _HAS_DIED = "the process that holds the Spark session has died"
 
@@ -109,6 +112,7 @@ class SparkBridge:
             bridge=os.getpid(),
             log=self._log,
             executors=dict(self.executors()),
+            name=ray.get_runtime_context().get_actor_name() or "",
             node=ray.get_runtime_context().get_node_id(),
             ways={chain: trial.describe() for chain, trial in done.items()},
             cores=self._operations.session.cores,
@@ -245,54 +249,51 @@ def _reserve(options: SparkOptions) -> Any:
     return None if needs is None else placement_group([needs] * options.executors, strategy="PACK")
 
 
-class BridgeHandle:
-    """The JobMaster's end of a bridge. Its calls return at once, with a future of the answer."""
+class ActorHandle(BridgeHandle):
+    """The JobMaster's end of a bridge."""
 
-    def __init__(self, name: str, actor: Any) -> None:
-        self.name = name
+    def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def prepare(self) -> Future[SparkFacts]:
         """See SparkBridge."""
-        return self._actor.prepare.remote().future()  # type: ignore[no-any-return]
+        return _in_short(self._actor.prepare.remote().future(), why)
 
     def try_range(self, chain: int, sample: RecordSample) -> Future[RangeTrial]:
         """See SparkBridge."""
-        return self._actor.try_range.remote(chain, sample).future()  # type: ignore[no-any-return]
+        return _in_short(self._actor.try_range.remote(chain, sample).future(), why)
 
     def check(self) -> Future[Any]:
         """Returns a future, which is done when the bridge's process and its session have answered."""
-        return self._actor.executors.remote().future()  # type: ignore[no-any-return]
+        return _in_short(self._actor.executors.remote().future(), why)
 
     def stop(self) -> Future[Any]:
         """See SparkBridge."""
-        return self._actor.stop.remote().future()  # type: ignore[no-any-return]
+        return _in_short(self._actor.stop.remote().future(), why)
 
     def kill(self) -> None:
         """Ends the process, if it lives."""
         ray.kill(self._actor)
 
 
-def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> BridgeHandle:
+def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> ActorHandle:
     """Starts the actor on this node, under a name by which workers find it."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(concurrency_groups={"life": 1})(SparkBridge).options(
         name=name, namespace=cluster.NAMESPACE, num_cpus=0, max_concurrency=_AT_A_TIME, scheduling_strategy=here
     )
-    return BridgeHandle(name, actor.remote(options, program().dumps(forms)))
+    return ActorHandle(actor.remote(options, program().dumps(forms)))
 
 
 def why(error: BaseException) -> str:
     """Says in a few words what has gone wrong in the bridge. Ray's own text has pages."""
     if isinstance(error, RayActorError):
         return _HAS_DIED
-    if isinstance(error, TimeoutError):
-        return "it did not answer in time"
     return str(getattr(error, "cause", None) or error).strip()
 
 
 class NotAnswered(PenstockError):
-    """Spark has not answered a micro-batch; the message says why, in one line."""
+    """The bridge has not answered; the message says why, in a few words."""
 
 
 class BridgeLink(Bridge):
@@ -319,7 +320,7 @@ class BridgeLink(Bridge):
         if not self._is_near:
             out = pa.BufferOutputStream()
             _write(columns, out)
-            return _in_short(call(out.getvalue()).future())
+            return _in_short(call(out.getvalue()).future(), _why_in_a_line)
         # The kernel frees the memory with the last descriptor or mapping, whoever dies. The bridge needs the path only
         # until it has mapped the memory, which it has done when it answers.
         file = self._files.take()
@@ -338,21 +339,25 @@ class BridgeLink(Bridge):
                 self._files.give_back(file)
 
         future.add_done_callback(done)
-        return _in_short(future)
+        return _in_short(future, _why_in_a_line)
 
 
-def _in_short(answer: Future[MicroBatchResult]) -> Future[MicroBatchResult]:
-    """Returns the same answer, or NotAnswered with one line, because Ray's errors are pages long. The text of their
-    cause is not used, because an error of py4j would ask a JVM of another process for it."""
-    short: Future[MicroBatchResult] = Future()
+def _why_in_a_line(error: BaseException) -> str:
+    """Says why a micro-batch has failed. The text of the error's cause is not used, because an error of py4j would ask
+    a JVM of another process for it."""
+    return _HAS_DIED if isinstance(error, RayActorError) else essence(f"{type(error).__name__}: {error}")
 
-    def done(answer: Future[MicroBatchResult]) -> None:
+
+def _in_short(answer: Future[_T], words: Callable[[BaseException], str]) -> Future[_T]:
+    """Returns the same answer, or NotAnswered with these words, because Ray's errors are pages long."""
+    short: Future[_T] = Future()
+
+    def done(answer: Future[_T]) -> None:
         error = answer.exception()
         if error is None:
             short.set_result(answer.result())
         else:
-            text = f"{type(error).__name__}: {error}"  # never empty
-            short.set_exception(NotAnswered(_HAS_DIED if isinstance(error, RayActorError) else essence(text)))
+            short.set_exception(NotAnswered(words(error)))
 
     answer.add_done_callback(done)
     return short

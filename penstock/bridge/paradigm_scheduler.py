@@ -8,13 +8,15 @@ continue into other chains, whose own detectors then wait. By default the range 
 does not end where Eq. 8 ends it: in the paper, each operator costs a micro-batch of its own, but here a range's part in
 one chain is one job in Spark, and the longer the range is, the fewer records come back (`BurstOptions.range_below`).
 
-This module is without Ray, threads, clock and files. A *carrier* (actors/spark_carrier.py, or a test) calls the methods
-for the events, each with the time of a clock that does not go back, and carries out the commands that they return:
+This module is without Ray, threads, clock and files. The JobHost (host/decide/job_host.py), or a test, calls the
+methods for the events, each with the time of a clock that does not go back, and passes on the commands that they
+return:
 
     event                                   what it may lead to
     looked: what the workers report         PrepareSpark, DivertTasks, UndivertTasks, TakeSample, CheckSpark, KillSpark,
                                             Warn, Note
-    spark_ready, spark_failed               KillSpark
+    spark_ready                             GreetBridge
+    spark_failed                            KillSpark
     spark_answered                          nothing: Spark lives
     sampled: a worker's records             TryRange
     not_sampled                             nothing: another worker is asked, or the same one again
@@ -22,9 +24,8 @@ for the events, each with the time of a clock that does not go back, and carries
     trial_failed                            CheckSpark
     done, refused: a worker's answer        CheckSpark, Warn
     plan_changed                            EndSpark
-    stop                                    EndSpark
 
-The carrier has only to answer: each DivertTasks and UndivertTasks by `done` or `refused`, also when the worker's
+The JobHost has only to answer: each DivertTasks and UndivertTasks by `done` or `refused`, also when the worker's
 process has died; each TakeSample by `sampled` or `not_sampled`, likewise; each PrepareSpark by `spark_ready` or
 `spark_failed`; each CheckSpark by `spark_answered` or `spark_failed`; each TryRange by `range_tried` or `trial_failed`.
 Answers may take any time, and those of an earlier life of Spark may come or not.
@@ -54,6 +55,20 @@ from typing import Any
 
 from penstock.bridge import parts
 from penstock.bridge.burst import BurstDetector, BurstOptions, Decision, Event, Figures
+from penstock.bridge.commands import (
+    CheckSpark,
+    Command,
+    DivertTasks,
+    EndSpark,
+    GreetBridge,
+    KillSpark,
+    Note,
+    PrepareSpark,
+    TakeSample,
+    TryRange,
+    UndivertTasks,
+    Warn,
+)
 from penstock.bridge.cost import BatchCost, Calibration
 from penstock.bridge.divert_requests import DivertRequests, is_diverted, is_diverted_to
 from penstock.bridge.forms import RangeForm, range_form
@@ -108,93 +123,6 @@ class DualOptions:
 
     burst: BurstOptions
     spark: SparkOptions
-
-
-@dataclass(frozen=True)
-class PrepareSpark:
-    """Start Spark, and try these ranges in it."""
-
-    life: int
-    forms: tuple[RangeForm, ...]
-
-
-@dataclass(frozen=True)
-class CheckSpark:
-    """Ask Spark whether it lives. There is no hurry."""
-
-    life: int
-
-
-@dataclass(frozen=True)
-class EndSpark:
-    """Let Spark end in order, and kill it when it does not."""
-
-    life: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class KillSpark:
-    """Kill what is left of Spark."""
-
-    life: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class DivertTasks:
-    """Have a worker divert the tasks of a chain to the Spark of the request's life, which runs on this node."""
-
-    worker: int
-    number: int
-    divert: DivertRequest
-    node: str
-
-
-@dataclass(frozen=True)
-class UndivertTasks:
-    """Have a worker's tasks of a chain take up their input as records again."""
-
-    worker: int
-    number: int
-    chain: int
-
-
-@dataclass(frozen=True)
-class TakeSample:
-    """Ask a worker for records that its tasks of a chain have taken lately. There is no hurry."""
-
-    worker: int
-    number: int
-    request: SampleRequest
-
-
-@dataclass(frozen=True)
-class TryRange:
-    """Have Spark, also while it is starting, try the range of a chain on these records."""
-
-    life: int
-    chain: int
-    sample: RecordSample
-
-
-@dataclass(frozen=True)
-class Warn:
-    """Something that the user should know."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Note:
-    """What is for the log: a switch that is over, what was predicted of it, and what it did."""
-
-    text: str
-
-
-Command = (
-    PrepareSpark | CheckSpark | EndSpark | KillSpark | DivertTasks | UndivertTasks | TakeSample | TryRange | Warn | Note
-)
 
 
 @dataclass
@@ -290,8 +218,6 @@ class ParadigmScheduler:
     def looked(self, now: float, asked_s: float, reports: Mapping[int, Sequence[TaskLoad]]) -> list[Command]:
         """The workers were asked for their load at `asked_s`, and these, by their numbers, have answered. To be called
         a few times a second, also when no worker answers."""
-        if self._spark.state is SparkState.STOPPED:
-            return []
         passed = 0.0 if self._looked_s is None else now - self._looked_s
         self._looked_s = now
         commands: list[Command] = []
@@ -335,7 +261,7 @@ class ParadigmScheduler:
                 range_.detector.untried(_FIRST_COST, facts.cores / tasks)
         # After the costs: a range that was waiting for Spark decides anew by what its trial has measured.
         self._tell_detectors("ready", now)
-        return []
+        return [GreetBridge(facts.name, facts.node)]
 
     def spark_failed(self, now: float, life: int, why: str) -> list[Command]:
         """Spark could not be started, or has told that it does not work, or its process has died."""
@@ -433,11 +359,6 @@ class ParadigmScheduler:
         life = self._spark.replace()
         return [] if life is None else [EndSpark(life, "the job's operators were divided among its tasks anew")]
 
-    def stop(self) -> list[Command]:
-        """The job has ended; nothing follows."""
-        life = self._spark.stop()
-        return [] if life is None else [EndSpark(life, "the job has ended")]
-
     # --- ranges ----------------------------------------------------------------------------------------------------
 
     def _find_ranges(self) -> None:
@@ -522,7 +443,7 @@ class ParadigmScheduler:
             for worker, tasks in look.of_chain(chain).items():
                 number = self._requests.begin_divert(worker, divert, tasks, look.asked_s)
                 if number is not None:
-                    commands.append(DivertTasks(worker, number, divert, facts.node))
+                    commands.append(DivertTasks(worker, number, divert, facts.name, facts.node))
         # A task may still be diverted to an earlier Spark, if its worker has not reported for a while.
         there = [task["diverted"] is not None and is_diverted_to(task, life) for task in running]
         if range_.detector.state == "SWITCHING" and running and all(there):

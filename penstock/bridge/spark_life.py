@@ -29,10 +29,9 @@ class SparkState(State):
     PREPARING = "PREPARING", "Spark is being started, and the ranges of the job are tried in it."
     READY = "READY", "Spark answers micro-batches."
     DOUBTED = "DOUBTED", "Spark has been asked whether it lives, and has not answered yet."
-    STOPPED = "STOPPED", "The job has ended."
 
 
-SparkEvent = Literal["prepare", "ready", "doubt", "answered", "failed", "too late", "replaced", "stop"]
+SparkEvent = Literal["prepare", "ready", "doubt", "answered", "failed", "too late", "replaced"]
 
 _THERE = (SparkState.PREPARING, SparkState.READY, SparkState.DOUBTED)
 
@@ -44,16 +43,11 @@ SPARK_LIFE: Table[SparkState, SparkEvent] = Table(
         (SparkState.PREPARING, "ready"): SparkState.READY,
         (SparkState.READY, "doubt"): SparkState.DOUBTED,
         (SparkState.DOUBTED, "answered"): SparkState.READY,
-        (SparkState.ABSENT, "stop"): SparkState.STOPPED,
         **{(state, "failed"): SparkState.ABSENT for state in _THERE},
         **{(state, "too late"): SparkState.ABSENT for state in (SparkState.PREPARING, SparkState.DOUBTED)},
         **{(state, "replaced"): SparkState.ABSENT for state in _THERE},
-        **{(state, "stop"): SparkState.STOPPED for state in _THERE},
     },
-    [
-        ("replaced", [SparkState.ABSENT, SparkState.STOPPED], "no Spark has compiled ranges"),
-        ("stop", [SparkState.STOPPED], "the job ends once"),
-    ],
+    [("replaced", [SparkState.ABSENT], "no Spark has compiled ranges")],
 )
 
 
@@ -66,6 +60,7 @@ class SparkFacts:
     bridge: int  # the process that holds the session
     log: str  # the file of what Spark writes
     executors: Mapping[str, int | None]  # id -> process, where it is known
+    name: str  # of the bridge, by which workers find it
     node: str  # on which the bridge runs
     ways: Mapping[int, str] = field(default_factory=dict)  # by chain: how its range runs there, for people
     cores: int | None = None  # of all its executors, where it is known
@@ -158,12 +153,6 @@ class SparkLife:
         number = self.number
         self._move("replaced")
         self.facts = self.absence = None
-        return number
-
-    def stop(self) -> int | None:
-        """Notes that the job has ended. Returns the number of the present life if there was one."""
-        number = self.number
-        self._move("stop")
         return number
 
     def with_log(self, why: str) -> str:

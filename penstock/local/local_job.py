@@ -71,8 +71,11 @@ class LocalJob:
     def placement_status(self) -> None:
         """See Carrier."""
 
-    def running(self, runner: JobRunner) -> None:
+    def bridges(self) -> None:
         """See Carrier. There is no Spark in a local job."""
+
+    def running(self, runner: JobRunner) -> None:
+        """See Carrier."""
 
     def driver_lives(self, driver: Driver) -> bool:
         """See Carrier."""

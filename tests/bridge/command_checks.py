@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.bridge.forms import RangeForm
-from penstock.bridge.paradigm_scheduler import (
+from penstock.bridge.commands import (
     CheckSpark,
     Command,
     DivertTasks,
@@ -23,6 +22,7 @@ from penstock.bridge.paradigm_scheduler import (
     TryRange,
     UndivertTasks,
 )
+from penstock.bridge.forms import RangeForm
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.load import TaskLoad, divert_load
 

@@ -4,7 +4,6 @@ takes real tasks, deaths and changes of the plan at once to be seen is found by 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -151,11 +150,10 @@ def _any_spark_will_do() -> Any:
 @planted_fault("penstock/host/decide/job_host.py", Seeds(27, lambda faults: _decides(faults) and faults.kills > 0))
 def _the_dead_never_answer() -> Any:
     """The paradigm scheduler is not told that the worker has died that it waits for."""
-    call = JobHost.call
+    not_done = JobHost._not_done
 
-    def forgetful(
-        self: JobHost, worker: int, method: str, arguments: Any, done: Any, refused: Callable[[str | None], None]
-    ) -> Any:
-        return call(self, worker, method, arguments, done, lambda why: None if why is None else refused(why))
+    def forgetful(self: JobHost, command: Any, why: str | None, now: float) -> None:
+        if why is not None:
+            not_done(self, command, why, now)
 
-    return mock.patch.object(JobHost, "call", forgetful)
+    return mock.patch.object(JobHost, "_not_done", forgetful)

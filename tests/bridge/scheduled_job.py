@@ -9,18 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.bridge.burst import BurstOptions
+from penstock.bridge.commands import CheckSpark, Command, DivertTasks, TakeSample, TryRange, UndivertTasks, Warn
 from penstock.bridge.cost import BatchCost
-from penstock.bridge.paradigm_scheduler import (
-    CheckSpark,
-    Command,
-    DivertTasks,
-    DualOptions,
-    ParadigmScheduler,
-    TakeSample,
-    TryRange,
-    UndivertTasks,
-    Warn,
-)
+from penstock.bridge.paradigm_scheduler import DualOptions, ParadigmScheduler
 from penstock.bridge.session import SparkOptions
 from penstock.bridge.spark_life import RangeTrial, SparkFacts
 from penstock.runtime.operators.micro_batch import DiversionStats, DivertRequest
@@ -43,6 +34,7 @@ FACTS = SparkFacts(
     bridge=4711,
     log="/logs/penstock-spark-4711.log",
     executors={"1": 4712},
+    name="a bridge",
     node="here",
 )
 
@@ -195,8 +187,7 @@ class ScheduledJob:
             reports = {worker: self._reports(worker) for worker in sorted(set(self._inboxes) - self.silent)}
             self._checks.looks(every, reports)
             self.do(self.scheduler.looked(self.now, self.now, reports))
-            if not self._checks.stopped:
-                self._checks.check_ranges(self.states())
+            self._checks.check_ranges(self.states())
             status = json.dumps(self.scheduler.status())
             assert json.loads(status)["ranges"] is not None
             self.obey()
@@ -284,11 +275,6 @@ class ScheduledJob:
             elif life.state == "DEAD" and not life.has_failed and (life.asked or not life.was_ready):
                 life.asked, life.has_failed = False, True
                 self.do(self.scheduler.spark_failed(self.now, number, DIED))
-
-    def stop(self) -> None:
-        """The job ends."""
-        self.do(self.scheduler.stop())
-        self._checks.stopped = True
 
     # --- commands --------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """A ParadigmScheduler in a simulated job (tests/epochs/sim.py), and its Spark.
 
-`SimulatedSpark` carries the scheduler as actors/spark_carrier.py does in a JobMaster. Its looks ask the real tasks of
-the simulated workers for their load: what they answer is of some moments before, a worker that is paused does not
-answer in time, and one that has answered may have died since. Its messages take the way of all calls of workers,
-through the JobHost; so they find workers that are about to die, to remove their tasks, or to take up another plan.
+The scheduler is a part of the real JobHost. `SimulatedSpark` carries out what it commands about Spark, and asks the
+real tasks of the simulated workers for their load: what they answer is of some moments before, a worker that is paused
+does not answer in time, and one that has answered may have died since. The scheduler's messages are calls of workers
+like all others; so they find workers that are about to die, to remove their tasks, or to take up another plan.
 
 Spark starts, or does not, or not in time; it dies, falls silent for a while or for good, and leaves micro-batches
 unanswered. What it says late, of an earlier life too, arrives all the same.
@@ -21,29 +21,28 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.bridge.burst import BurstOptions, Mode
-from penstock.bridge.cost import BatchCost
-from penstock.bridge.forms import RangeRun
-from penstock.bridge.paradigm_scheduler import (
+from penstock.bridge.commands import (
     CheckSpark,
     Command,
     DivertTasks,
-    DualOptions,
     EndSpark,
     KillSpark,
-    Note,
-    ParadigmScheduler,
     PrepareSpark,
+    SparkCommand,
     TakeSample,
     TryRange,
     UndivertTasks,
-    Warn,
+    WorkerCommand,
 )
+from penstock.bridge.cost import BatchCost
+from penstock.bridge.forms import RangeRun
+from penstock.bridge.paradigm_scheduler import DualOptions, ParadigmScheduler
 from penstock.bridge.session import SparkOptions
 from penstock.bridge.spark_life import RangeTrial, SparkFacts
 from penstock.runtime.program.plan import Plan
@@ -52,6 +51,8 @@ from penstock.runtime.worker.sample import RecordSample
 from tests.bridge.command_checks import CommandChecks, Life
 
 if TYPE_CHECKING:
+    from penstock.host.decide.commands import HostCommand
+    from penstock.host.decide.job_host import JobHost
     from tests.epochs.sim import EpochCluster, Process
 
 PACE = 100.0  # seconds of the scheduler in a virtual second
@@ -66,7 +67,10 @@ ANSWERS_S = 0.004  # the longest time for which a look waits for the workers
 
 NODE = "here"
 
-_Event = Callable[[float], list[Command]]  # takes the time of the scheduler's clock
+_Event = Callable[["JobHost", float], "list[HostCommand]"]
+
+#: The words for messages to workers, in what is counted.
+MESSAGES: dict[type, str] = {DivertTasks: "divert", UndivertTasks: "undivert", TakeSample: "take_sample"}
 
 
 @dataclass(eq=False)
@@ -96,6 +100,54 @@ class Report:
     sparks: dict[int, Spark]
 
 
+class CheckedScheduler(ParadigmScheduler):
+    """The ParadigmScheduler of a simulated JobHost. Its Spark checks each event and each command."""
+
+    def __init__(self, spark: SimulatedSpark, plan: Plan, options: DualOptions) -> None:
+        super().__init__(plan, options, HANG_S)
+        self._of = spark
+
+    def looked(self, now: float, asked_s: float, reports: Mapping[int, Sequence[TaskLoad]]) -> list[Command]:
+        self._of.looks(now * PACE, reports)
+        return self._of.checked(lambda: super(CheckedScheduler, self).looked(now * PACE, asked_s * PACE, reports))
+
+    def spark_ready(self, now: float, life: int, facts: SparkFacts) -> list[Command]:
+        return self._of.checked(lambda: super(CheckedScheduler, self).spark_ready(now * PACE, life, facts))
+
+    def spark_failed(self, now: float, life: int, why: str) -> list[Command]:
+        return self._of.checked(lambda: super(CheckedScheduler, self).spark_failed(now * PACE, life, why))
+
+    def spark_answered(self, life: int) -> list[Command]:
+        return self._of.checked(lambda: super(CheckedScheduler, self).spark_answered(life))
+
+    def sampled(self, now: float, number: int, sample: RecordSample | None) -> list[Command]:
+        self._of.answered(number, sampled=True)
+        self._of.counts["samples"] += sample is not None
+        return self._of.checked(lambda: super(CheckedScheduler, self).sampled(now * PACE, number, sample))
+
+    def not_sampled(self, now: float, number: int, why: str | None) -> list[Command]:
+        self._of.answered(number, sampled=True)
+        return self._of.checked(lambda: super(CheckedScheduler, self).not_sampled(now * PACE, number, why))
+
+    def range_tried(self, now: float, life: int, chain: int, trial: RangeTrial) -> list[Command]:
+        return self._of.checked(lambda: super(CheckedScheduler, self).range_tried(now * PACE, life, chain, trial))
+
+    def trial_failed(self, now: float, life: int, chain: int, why: str) -> list[Command]:
+        return self._of.checked(lambda: super(CheckedScheduler, self).trial_failed(now * PACE, life, chain, why))
+
+    def done(self, now: float, number: int) -> list[Command]:
+        self._of.answered(number, sampled=False)
+        return self._of.checked(lambda: super(CheckedScheduler, self).done(now * PACE, number))
+
+    def refused(self, now: float, number: int, why: str | None) -> list[Command]:
+        self._of.answered(number, sampled=False)
+        return self._of.checked(lambda: super(CheckedScheduler, self).refused(now * PACE, number, why))
+
+    def plan_changed(self, plan: Plan) -> list[Command]:
+        self._of.checks.plan = plan
+        return self._of.checked(lambda: super(CheckedScheduler, self).plan_changed(plan))
+
+
 class SimulatedSpark:
     """See the module's docstring. It lives as long as the JobHost that its cluster has now."""
 
@@ -104,8 +156,7 @@ class SimulatedSpark:
         self._cluster = cluster
         self._trouble = trouble
         self._rng = rng
-        self.plan: Plan = cluster.plan  # the last one that the carrier was told
-        burst = BurstOptions(
+        self._burst = BurstOptions(
             mode=mode,
             toggle_s=rng.choice((0.3, 1.0, 3.0)),
             backoff_first_s=0.2,
@@ -114,27 +165,40 @@ class SimulatedSpark:
             interval_max_s=0.005,
             epoch_s=None,
         )
-        self._scheduler = ParadigmScheduler(self.plan, DualOptions(burst, SparkOptions(prepare_s=PREPARE_S)), HANG_S)
-        self._checks = CommandChecks(self.plan, PREPARE_S, HANG_S, NODE)
+        self.counts = cluster.counts
+        self.checks: CommandChecks
+        self._scheduler: CheckedScheduler
         self._sparks: dict[int, Spark] = {}
-        self._events: deque[_Event] = deque()  # for the scheduler
-        self._calls: deque[Callable[[], None]] = deque()  # for the JobHost
-        # Messages that the JobHost has: (method, number) -> (worker, incarnation).
-        self._at: dict[tuple[str, int], tuple[int, int]] = {}
-        self._warnings: set[str] = set()
+        self._events: deque[_Event] = deque()  # for the JobHost
+        # Messages to workers without an answer: (whether it is a question for a sample, number) -> (worker, life).
+        self._at: dict[tuple[bool, int], tuple[int, int]] = {}
         self._told: dict[int, str] = {}  # states of ranges, in the story
         self._looked_s: float | None = None
+        self._reports: dict[int, Report] = {}  # of the last look
+        self._looking = False
         self._over = False
-        self._ask()
+        #: What a check has found. The JobHost takes it for a fault of the scheduler, which it survives.
+        self.fault: Exception | None = None
+
+    def schedule(self, plan: Plan) -> ParadigmScheduler:
+        """Makes the scheduler of the JobHost."""
+        self.checks = CommandChecks(plan, PREPARE_S, HANG_S, NODE)
+        self._scheduler = CheckedScheduler(self, plan, DualOptions(self._burst, SparkOptions(prepare_s=PREPARE_S)))
+        return self._scheduler
 
     # --- looks -----------------------------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Ask the workers for their load, from now on."""
+        if not self._looking:
+            self._looking = True
+            self._ask()
+
     def _ask(self) -> None:
-        """Ask the workers for their load."""
         if self._over:
             return
         cluster, rng = self._cluster, self._rng
-        asked_s = self._now()
+        asked_s = cluster.now
         reports: dict[int, Report] = {}
         for process in cluster.live:
             if process.ready:
@@ -142,7 +206,12 @@ class SimulatedSpark:
 
         def is_due() -> None:
             in_time = dict(reports)
-            self._put(lambda now: self._looked(now, asked_s, in_time))
+
+            def event(host: JobHost, now: float) -> list[HostCommand]:
+                self._reports = in_time
+                return host.looked(asked_s, {worker: report.loads for worker, report in in_time.items()}, now)
+
+            self._put(event)
             cluster._after(LOOK_S, self._ask)
 
         cluster._after(ANSWERS_S * (0.5 + rng.random()), is_due)
@@ -153,174 +222,97 @@ class SimulatedSpark:
             sparks = {task.task.number: task.diversion._bridge.spark for task in loop.tasks if task.diversion}
             reports[process.worker] = Report(loop.load(), sparks)
 
-    def _looked(self, now: float, asked_s: float, reports: dict[int, Report]) -> list[Command]:
+    # --- what the scheduler hears and says -------------------------------------------------------------------------
+
+    def looks(self, now: float, loads: Mapping[int, Sequence[TaskLoad]]) -> None:
+        """The scheduler is about to look."""
         lives = self._cluster.host.lives
         for message, (worker, incarnation) in self._at.items():
-            assert lives.incarnation(worker) == incarnation, f"{message} to worker {worker} is never answered"
-        loads = {worker: report.loads for worker, report in reports.items()}
-        self._checks.looks(0.0 if self._looked_s is None else now - self._looked_s, loads)
+            if lives.incarnation(worker) != incarnation:
+                self.fault = AssertionError(f"{message} to worker {worker} is never answered")
+        self.checks.looks(0.0 if self._looked_s is None else now - self._looked_s, loads)
         self._looked_s = now
-        before = self._states()
-        commands = self._scheduler.looked(now, asked_s, loads)
-        for chain, state in self._states().items():
-            if state == "OPERATION" and before[chain] != state:
-                self._cluster.counts["switches to Spark"] += 1
-                self._check_in_spark(chain, reports)
+
+    def answered(self, number: int, *, sampled: bool) -> None:
+        """The scheduler is about to hear of the answer to a message, or that there will be none."""
+        self._at.pop((sampled, number), None)
+        (self.checks.sampled if sampled else self.checks.answered)(number)
+
+    def checked(self, event: Callable[[], list[Command]]) -> list[Command]:
+        """Give the scheduler an event, and check what comes of it."""
+        cluster = self._cluster
+        try:
+            assert not self._over, "nothing follows the end"
+            before = self._states()
+            commands = event()
+            for command in commands:
+                self.checks.check(command)
+                if isinstance(command, WorkerCommand):
+                    incarnation = cluster.host.lives.incarnation(command.worker)
+                    self._at[isinstance(command, TakeSample), command.number] = command.worker, incarnation
+                    cluster.counts[f"messages to {MESSAGES[type(command)]}"] += 1
+                if isinstance(command, WorkerCommand | SparkCommand):
+                    cluster.story.append((cluster.now, command))
+            states = self._states()
+            self.checks.check_ranges(states.values())
+            for chain, state in states.items():
+                if state == "OPERATION" and before.get(chain) != state:
+                    cluster.counts["switches to Spark"] += 1
+                    self._check_in_spark(chain)
+        except Exception as error:
+            self.fault = error
+            raise
+        if states != self._told:
+            self._told = states
+            cluster.story.append((cluster.now, f"PARADIGMS {states}"))
         return commands
 
-    def _check_in_spark(self, chain: int, reports: dict[int, Report]) -> None:
+    def _check_in_spark(self, chain: int) -> None:
         """The scheduler says that a range is in Spark from now on."""
-        for report in reports.values():
+        for report in self._reports.values():
             for task in report.loads:
                 spark = report.sparks.get(task["number"])
-                assert task["chain"] != chain or spark is None or spark.life is self._checks.present, (
+                assert task["chain"] != chain or spark is None or spark.life is self.checks.present, (
                     f"the range of chain {chain} is in Spark, and task {task['number']} in Spark {spark.number}"
                 )
 
     def _states(self) -> dict[int, str]:
         return {one["chain"]: one["state"] for one in self._scheduler.status()["ranges"]}
 
-    # --- the scheduler's thread ------------------------------------------------------------------------------------
-
-    def _now(self) -> float:
-        return self._cluster.now * PACE
+    # --- what Spark is told, and says ------------------------------------------------------------------------------
 
     def _put(self, event: _Event) -> None:
-        """Give the scheduler an event, in its turn."""
+        """Give the JobHost an event, in its turn."""
         self._events.append(event)
         self._cluster._after(self._rng.random() * 0.001, self._take)
 
     def _take(self) -> None:
         event = self._events.popleft()
-        if self._over:
-            return
-        for command in event(self._now()):
-            self._do(command)
-        states = self._states()
-        self._checks.check_ranges(states.values())
-        if states != self._told:
-            self._told = states
-            self._cluster.story.append((self._cluster.now, f"PARADIGMS {states}"))
+        if not self._over:
+            self._cluster._do(event(self._cluster.host, self._cluster.now))
 
-    def _do(self, command: Command) -> None:
-        self._checks.check(command)
-        if not isinstance(command, Warn | Note):
-            self._cluster.story.append((self._cluster.now, command))
+    def carry_out(self, command: SparkCommand) -> None:
+        """Spark is started, asked or ended."""
         if isinstance(command, PrepareSpark):
-            spark = self._sparks[command.life] = Spark(command.life, self._checks.lives[command.life])
+            spark = self._sparks[command.life] = Spark(command.life, self.checks.lives[command.life])
             self._start(spark)
-        elif isinstance(command, CheckSpark):
-            spark = self._sparks[command.life]
+            return
+        spark = self._sparks[command.life]
+        if isinstance(command, CheckSpark):
             answer = partial(spark.when_it_speaks, action=lambda: self._answer(spark))
             self._after(0.002, lambda: answer(self._cluster.now))
         elif isinstance(command, KillSpark):
-            self._end(self._sparks[command.life])
+            self._end(spark)
         elif isinstance(command, EndSpark):
-            spark = self._sparks[command.life]
             self._after(0.01, lambda: self._end(spark))
-        elif isinstance(command, DivertTasks):
-            self._tell(command.worker, command.number, "divert", (command.divert, command.node))
-        elif isinstance(command, UndivertTasks):
-            self._tell(command.worker, command.number, "undivert", (command.chain,))
-        elif isinstance(command, TakeSample):
-            self._take_sample(command)
-        elif isinstance(command, TryRange):
-            self._try_range(self._sparks[command.life], command)
         else:
-            assert isinstance(command, Warn | Note)
-            if isinstance(command, Warn):
-                self._warnings.add(command.text)
-
-    def plan_changed(self, plan: Plan) -> None:
-        """The job has this plan from now on."""
-        self.plan = plan
-
-        def event(now: float) -> list[Command]:
-            self._checks.plan = plan
-            return self._scheduler.plan_changed(plan)
-
-        self._put(event)
+            self._try_range(spark, command)
 
     def close(self) -> None:
         """The job has ended."""
-        for command in self._scheduler.stop():
-            self._do(command)
-        self._checks.stopped = True
-        self._over = True
-        assert self._scheduler.looked(self._now(), self._now(), {}) == [], "nothing follows the end"
-
-    # --- messages --------------------------------------------------------------------------------------------------
-
-    def _tell(self, worker: int, number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        scheduler, answered = self._scheduler, partial(self._checks.answered, number)
-        self._send(
-            worker,
-            number,
-            method,
-            arguments,
-            lambda _, now: scheduler.done(now, number),
-            lambda why, now: scheduler.refused(now, number, why),
-            answered,
-        )
-
-    def _take_sample(self, command: TakeSample) -> None:
-        scheduler, number = self._scheduler, command.number
-
-        def done(sample: RecordSample | None, now: float) -> list[Command]:
-            if sample is not None:
-                self._cluster.counts["samples"] += 1
-            return scheduler.sampled(now, number, sample)
-
-        self._send(
-            command.worker,
-            number,
-            "take_sample",
-            (command.request,),
-            done,
-            lambda why, now: scheduler.not_sampled(now, number, why),
-            partial(self._checks.sampled, number),
-        )
-
-    def _send(
-        self,
-        worker: int,
-        number: int,
-        method: str,
-        arguments: tuple[Any, ...],
-        done: Callable[[Any, float], list[Command]],
-        refused: Callable[[str | None, float], list[Command]],
-        answered: Callable[[], None],
-    ) -> None:
-        """Send a message by the JobHost. `answered` is called before the scheduler hears of the answer."""
+        self.checks.stopped = self._over = True
         cluster = self._cluster
-
-        def end(event: _Event) -> None:
-            self._at.pop((method, number), None)
-
-            def told(now: float) -> list[Command]:
-                answered()
-                return event(now)
-
-            self._put(told)
-
-        def call() -> None:
-            self._at[method, number] = worker, cluster.host.lives.incarnation(worker)
-            cluster.counts[f"messages to {method}"] += 1
-            cluster._do(
-                cluster.host.call(
-                    worker,
-                    method,
-                    arguments,
-                    lambda answer: end(lambda now: done(answer, now)),
-                    lambda why: end(lambda now: refused(why, now)),
-                )
-            )
-
-        self._calls.append(call)
-        cluster._after(self._rng.random() * 0.001, self._call)
-
-    def _call(self) -> None:
-        self._calls.popleft()()
+        assert cluster.host.looked(cluster.now, {}, cluster.now) == [], "nothing follows the end"
 
     def bridge(self, process: Process, number: int) -> Spark:
         """The Spark of this life, to which a worker connects. ConnectionError: it is dead, and the worker had no
@@ -353,13 +345,14 @@ class SimulatedSpark:
         rng = self._rng
         costs = {form.chain: rng.choice((None, BatchCost(0.0002, 1e6))) for form in spark.life.forms}
         untried = frozenset(chain for chain, cost in costs.items() if cost is None)
-        facts = SparkFacts("a session", costs, 4711, "a log", {"1": 4712}, NODE, untried=untried)
+        name = f"bridge {spark.number}"
+        facts = SparkFacts("a session", costs, 4711, "a log", {"1": 4712}, name, NODE, untried=untried)
 
-        def event(now: float) -> list[Command]:
+        def event(host: JobHost, now: float) -> list[HostCommand]:
             if spark.life.state == "STARTING":
                 spark.life.state, spark.life.was_ready = "READY", True
                 self._cluster.counts["Sparks"] += 1
-            return self._scheduler.spark_ready(now, spark.number, facts)
+            return host.spark_ready(spark.number, facts, now)
 
         self._put(event)
         self._draw_fate(spark)
@@ -379,11 +372,11 @@ class SimulatedSpark:
                     (RangeTrial(BatchCost(0.0002, 1e6), "in some way"), RangeTrial(), RangeTrial(again=True))
                 )
 
-            def event(now: float) -> list[Command]:
+            def event(host: JobHost, now: float) -> list[HostCommand]:
                 spark.life.trials.discard(command.chain)
                 if not spark.lives:
-                    return self._scheduler.trial_failed(now, spark.number, command.chain, "the process has died")
-                return self._scheduler.range_tried(now, spark.number, command.chain, trial)
+                    return host.trial_failed(spark.number, command.chain, "the process has died", now)
+                return host.range_tried(spark.number, command.chain, trial, now)
 
             self._put(event)
 
@@ -433,16 +426,16 @@ class SimulatedSpark:
             self._failed(spark, "the process has died")
             return
 
-        def event(now: float) -> list[Command]:
+        def event(host: JobHost, now: float) -> list[HostCommand]:
             if spark.life.state != "GIVEN_UP":
                 spark.life.asked = False
-            return self._scheduler.spark_answered(spark.number)
+            return host.spark_answered(spark.number, now)
 
         self._put(event)
 
     def _failed(self, spark: Spark, why: str) -> None:
-        def event(now: float) -> list[Command]:
+        def event(host: JobHost, now: float) -> list[HostCommand]:
             spark.life.asked, spark.life.has_failed = False, True
-            return self._scheduler.spark_failed(now, spark.number, why)
+            return host.spark_failed(spark.number, why, now)
 
         self._put(event)

@@ -10,8 +10,9 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.burst import BurstOptions
+from penstock.bridge.commands import PrepareSpark
 from penstock.bridge.cost import BatchCost
-from penstock.bridge.paradigm_scheduler import DualOptions, ParadigmScheduler, PrepareSpark
+from penstock.bridge.paradigm_scheduler import DualOptions, ParadigmScheduler
 from penstock.bridge.session import SparkOptions
 from penstock.bridge.spark_life import SparkFacts
 from tests.runtime.timed_job import BURST, RATE, Job, S, burst_inside
@@ -29,7 +30,7 @@ def burst_at(job: Job, seconds: float) -> dict[str, float]:
         for command in scheduler.looked(now, now, reports):
             if isinstance(command, PrepareSpark):
                 costs = {form.chain: COST for form in command.forms}
-                scheduler.spark_ready(now, command.life, SparkFacts("a session", costs, 1, "", {}, "here"))
+                scheduler.spark_ready(now, command.life, SparkFacts("a session", costs, 1, "", {}, "a bridge", "here"))
         for one in scheduler.status()["ranges"]:
             if one["state"] != "RECORD":
                 found.setdefault(job.plan.chains[one["chain"]].operators[0].name, now)

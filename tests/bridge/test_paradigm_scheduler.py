@@ -938,34 +938,9 @@ def test_a_range_ends_where_the_magnifications_say() -> None:
     assert job.status()["operators"] == ["parse", "few", "many"]
 
 
-# --- the end -----------------------------------------------------------------------------------------------------
-
-
-def test_spark_ends_with_the_job() -> None:
-    job = start()
-    job.into_operation()
-    job.stop()
-    assert (job.lives[1].state, job.lives[1].reason) == ("GIVEN_UP", "the job has ended")
-    job.fail(job.chains[0][0], "Lost: gone")
-    job.look(4)
-    job.stop()
-
-
-def test_a_start_that_ends_after_the_job_has_no_effect() -> None:
-    job = start()
-    job.takes_long = True
-    job.look()
-    job.stop()
-    assert job.lives[1].state == "GIVEN_UP"
-    job.do(job.scheduler.spark_ready(job.now, 1, FACTS))
-    job.do(job.scheduler.spark_failed(job.now, 1, "killed"))
-    assert job.scheduler.status()["spark"] is None
-
-
-def test_nothing_is_ended_that_was_never_needed() -> None:
+def test_nothing_is_started_that_is_never_needed() -> None:
     job = start(mode="off")
     job.look(20)
-    job.stop()
     assert job.lives == {}
     assert job.told == []
 
@@ -1012,11 +987,10 @@ def test_spark_that_was_started_for_an_old_plan_is_not_used() -> None:
     assert [life.state for life in job.lives.values()] == ["GIVEN_UP", "READY"]
 
 
-def test_every_state_of_spark_says_what_it_is_and_answers_its_end() -> None:
-    assert SPARK_LIFE.ends() == {SPARK_LIFE.states("STOPPED")}
+def test_every_state_of_spark_says_what_it_is() -> None:
+    assert SPARK_LIFE.ends() == set()
     for state in SPARK_LIFE.states:
         assert state.sentence.endswith(".")
-        assert "stop" in SPARK_LIFE.possible(state)
 
 
 # --- trials --------------------------------------------------------------------------------------------------------
@@ -1327,7 +1301,6 @@ def test_whatever_happens_to_workers_tasks_plans_and_spark(mode: Mode) -> None:
         if job.diverted():
             lose_spark(job)
             assert job.diverted() == set()
-        job.stop()
 
 
 def lose_spark(job: ScheduledJob) -> None:

@@ -47,6 +47,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.bridge.burst import Mode
+from penstock.bridge.commands import SparkCommand
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
 from penstock.host.decide import commands as host_commands
@@ -820,6 +821,9 @@ class EpochCluster:
         self.asked.clear()
         self._watched.clear()
         self.spark = None
+        if faults.paradigms is not None:
+            rng = random.Random(f"Spark {self.seed} {self.masters}")
+            self.spark = SimulatedSpark(self, faults.paradigms, faults.spark_trouble, rng)
         self.answered_from = self.requests  # what an earlier master was asked died with it
         self.remembered.clear()
         self.host = JobHost(
@@ -838,6 +842,7 @@ class EpochCluster:
             found,
             # What an earlier life has made may still be about: no number may be used again.
             earlier=1000 * self.masters if self.masters > 1 else 0,
+            schedule=None if self.spark is None else self.spark.schedule,
             decided=self._decided,
         )
         self._looked_at = self.plan
@@ -957,6 +962,8 @@ class EpochCluster:
 
     def _do(self, commands: list[host_commands.HostCommand]) -> None:
         """Carry out what the JobHost commands."""
+        if self.spark is not None and self.spark.fault is not None:
+            raise self.spark.fault
         said: set[str] = set()
         for command in commands:
             if isinstance(command, host_commands.Call):
@@ -1001,6 +1008,9 @@ class EpochCluster:
                 self.nodes.give_up(command.machine, command.reason)
             elif isinstance(command, host_commands.StartRelay | host_commands.KillRelay | host_commands.TellRelay):
                 self.relays.carry_out(command)
+            elif isinstance(command, SparkCommand):
+                assert self.spark is not None
+                self.spark.carry_out(command)
             elif isinstance(command, host_commands.TellAll):
                 assert command.what == "stop"
                 self._tell_to_stop()
@@ -1009,11 +1019,8 @@ class EpochCluster:
                 assert command == commands[-1], f"{commands[-1]} after the job's end"
                 self._ended(command.end)
         self.due = self.host.due()
-        if self.faults.paradigms is not None and self.spark is None and self.host.lives.all_have_started:
-            rng = random.Random(f"Spark {self.seed} {self.masters}")
-            self.spark = SimulatedSpark(self, self.faults.paradigms, self.faults.spark_trouble, rng)
-        if self.spark is not None and self.spark.plan is not self.host.plan:
-            self.spark.plan_changed(self.host.plan)
+        if self.spark is not None and self.host.lives.all_have_started:
+            self.spark.look()
 
     def _ended(self, end: host_commands.JobEnd) -> None:
         open_ = set(range(self.answered_from + 1, self.requests + 1)) - self.replies.keys()
@@ -1396,7 +1403,7 @@ class EpochCluster:
         elif call.method == "use_relays":
             future = loop.call(lambda: self._use_relays(process, call.arguments[0]))
         elif call.method == "divert":
-            divert, _ = call.arguments
+            divert, _, _ = call.arguments
             assert self.spark is not None
             try:
                 bridge = _Bridge(self, process, self.spark.bridge(process, divert.life))
@@ -1407,6 +1414,8 @@ class EpochCluster:
             future = loop.call(lambda: loop.divert(divert, bridge))
         elif call.method == "undivert":
             future = loop.call(lambda: loop.undivert(command))
+        elif call.method == "greet_bridge":
+            future = loop.call(lambda: None)
         elif call.method == "take_sample":
             future, answer = loop.call(lambda: None), loop.take_sample(call.arguments[0])
         else:

@@ -23,10 +23,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from penstock.bridge.commands import SparkCommand
 from penstock.host.carry.links import AllWorkers, Link
 from penstock.host.carry.opening import STORE_RETRY_S, Opening, sinks_of
 from penstock.host.carry.processes import CannotStart, ProcessDied, Processes, RelayStarter, WorkerHandle
 from penstock.host.carry.relay_runner import RelayRunner
+from penstock.host.carry.spark_runner import SparkRunner, StartBridge
 from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
 from penstock.host.decide.alignment import ALIGN_S, Alignment, aligned_tasks
 from penstock.host.decide.commands import (
@@ -79,6 +81,7 @@ from penstock.runtime.records.pickling import Program
 from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
+    from penstock.bridge.paradigm_scheduler import DualOptions, ParadigmScheduler
     from penstock.host.carry.notes import Note, Notes
     from penstock.host.decide.placing import Placing
     from penstock.runtime.program.flow import Flow
@@ -134,16 +137,7 @@ class RunnerOptions:
     network: Network = field(default_factory=Network)  # used where processes do not share memory, or are not to
     spares: bool = True  # whether to keep a spare process on each node
     program: bytes | None = None  # the encoded flow and options, which `resume` reads from the store
-
-
-class Paradigms(Protocol):
-    """What a JobRunner needs of the paradigm scheduler (docs/papers.md: D6) and what carries it."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def plan_changed(self, plan: Plan) -> None: ...
-
-    def close(self) -> None: ...
+    dual: DualOptions | None = None  # how the job uses Spark, or None when it does not
 
 
 class Carrier(Protocol):
@@ -171,9 +165,12 @@ class Carrier(Protocol):
         """Returns the part of the status about placement, or None when there is none."""
         ...
 
-    def running(self, runner: JobRunner) -> Paradigms | None:
-        """Called once, when the processes of all workers have started. Returns what decides about Spark, or None for a
-        job that does not use Spark."""
+    def bridges(self) -> StartBridge | None:
+        """Returns what starts the process that holds Spark, or None for a job that does not use Spark."""
+        ...
+
+    def running(self, runner: JobRunner) -> None:
+        """Called once, when the processes of all workers have started."""
         ...
 
     def driver_lives(self, driver: Driver) -> bool:
@@ -236,8 +233,7 @@ class JobRunner:
                 classes_of=program,
             )
             self._keeper.program_bytes = options.program
-        self._paradigms: Paradigms | None = None
-        self._paradigms_plan = plan  # the plan that the paradigms know
+        self._spark: SparkRunner | None = None
         self._drivers = Drivers(carrier.driver_lives, options.hang_timeout_s)
         self._epochs_noted = False
         self._opening = Opening(
@@ -447,7 +443,7 @@ class JobRunner:
             if request is not None:
                 request.end(error)
 
-    # --- for placement and the paradigm scheduler -----------------------------------------------------------
+    # --- for placement ---------------------------------------------------------------------------------------
 
     def ask_all(self, method: str) -> dict[int, Any]:
         """Calls all workers. Returns the answers that come within a few seconds, by worker."""
@@ -456,19 +452,6 @@ class JobRunner:
     def tell_all(self, method: str, *arguments: Any) -> None:
         """Tells this to all workers that are not silent. Waits for nothing."""
         self._workers.tell(method, *arguments)
-
-    def tell(
-        self,
-        worker: int,
-        method: str,
-        arguments: tuple[Any, ...],
-        done: Callable[[Any], None],
-        refused: Callable[[str | None], None],
-    ) -> None:
-        """Calls a worker for the paradigm scheduler. Afterwards `done` is called with the worker's answer, or `refused`
-        with the worker's reason or with None when the worker's process or run loop has ended. Both are called in the
-        supervising thread."""
-        self._events.put(lambda host: host.call(worker, method, arguments, done, refused))
 
     @property
     def plan(self) -> Plan:
@@ -589,8 +572,8 @@ class JobRunner:
         self.ended.set()
         with self._console_more:
             self._console_more.notify_all()
-        if self._paradigms is not None:
-            self._anyway(self._paradigms.close)
+        if self._spark is not None:
+            self._anyway(self._spark.close)
         self._drivers.wait()
         self._anyway(self._remove_epochs)
         self._forget()
@@ -665,8 +648,19 @@ class JobRunner:
             placing,
             found,
             earlier=int(time.time() * 10) & 0x3FFF_FFFF if again else 0,
+            schedule=self._prepare_for_spark(),
         )
         return None
+
+    def _prepare_for_spark(self) -> Callable[[Plan], ParadigmScheduler] | None:
+        """Returns what makes the paradigm scheduler (docs/papers.md: D6), or None for a job that does not use Spark."""
+        dual, start, hang_timeout_s = self.options.dual, self._carrier.bridges(), self.options.hang_timeout_s
+        if dual is None or start is None:
+            return None
+        from penstock.bridge.paradigm_scheduler import ParadigmScheduler  # loads Arrow
+
+        self._spark = SparkRunner(self._name, dual.spark, start, lambda: self.ask_all("load"), self._events.put)
+        return lambda plan: ParadigmScheduler(plan, dual, hang_timeout_s)
 
     def _run(self) -> JobEnd:
         """Gives the JobHost its events until the job is over."""
@@ -690,11 +684,9 @@ class JobRunner:
             self._carry(host, commands)
             if self._waits and host.lives.all_have_started:
                 self._waits = False
-                self._paradigms = self._carrier.running(self)
-            if host.plan is not self._paradigms_plan:
-                self._paradigms_plan = host.plan
-                if self._paradigms is not None:
-                    self._paradigms.plan_changed(host.plan)
+                self._carrier.running(self)
+                if self._spark is not None:
+                    self._spark.look()
         return host.end
 
     def _anyway(self, step: Callable[[], None]) -> None:
@@ -787,6 +779,9 @@ class JobRunner:
             elif isinstance(command, StartRelay | KillRelay | TellRelay):
                 assert self._relays is not None
                 self._relays.carry_out(command)
+            elif isinstance(command, SparkCommand):
+                assert self._spark is not None
+                self._spark.carry_out(command)
             else:
                 assert isinstance(command, EndJob)
 
@@ -1096,7 +1091,7 @@ class JobRunner:
         more: dict[str, Any] = {
             "waits_for": self._waiting() or outage_words(reports) or hook_words(reports, status["workers"], _HOOK_S)
         }
-        more |= {"epochs": self._with_store(status["epochs"]), **self._placement(), **self._spark()}
+        more |= {"epochs": self._with_store(status["epochs"]), **self._placement()}
         more["relays"] = self._relays_status(status["relays"])
         return {**status, "spares": 0 if self._processes is None else self._processes.spares(), **more}
 
@@ -1112,9 +1107,6 @@ class JobRunner:
     def _placement(self) -> dict[str, Any]:
         found = self._carrier.placement_status()
         return {} if found is None else {"placement": found}
-
-    def _spark(self) -> dict[str, Any]:
-        return {} if self._paradigms is None else {"dual": self._paradigms.status()}
 
     def _last_built(self) -> dict[str, Any]:
         if self._host is not None:

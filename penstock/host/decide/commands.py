@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from penstock.bridge.commands import SparkCommand
 from penstock.runtime.epochs.manifest import Manifest
 from penstock.runtime.program.plan import Plan
 
@@ -84,15 +85,16 @@ class TellAll:
 
 @dataclass(frozen=True)
 class SaveManifest:
-    """Write the manifest. The answer is `saved`, `not_saved` when it is certainly not there, or `store_failed`."""
+    """Write the manifest. The answer is `saved`, `not_saved` when it is certainly not there, or `fail` when the store
+    fails for good."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class FindOlder:
-    """Find the newest undamaged epoch before this one, which cannot be read. The answer is `found_older` or
-    `store_failed`."""
+    """Find the newest undamaged epoch before this one, which cannot be read. The answer is `found_older`, or `fail`
+    when none can be found."""
 
     epoch: int
     reason: str
@@ -196,5 +198,6 @@ HostCommand = (
     | StartRelay
     | KillRelay
     | TellRelay
+    | SparkCommand
     | EndJob
 )

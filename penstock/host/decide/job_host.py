@@ -3,7 +3,8 @@ simulated cluster in tests) tells it what has happened, and carries out the comm
 
 The JobHost contains the coordinator of the job's epochs, and makes all decisions around it: which process of a worker
 is the present one, when a process is started, what each worker is told and what its answer means, when tasks are built
-and where they run, what is done about the requests of drivers, and how the job ends.
+and where they run, what is done about the requests of drivers, and how the job ends. In a job that uses Spark it
+contains the paradigm scheduler too, so that switches, deaths and changes of the plan have one order.
 
 It is a state machine without threads, clock, files, sockets and Ray. Each event is a method, which gets the time if it
 matters, and returns a list of commands. One thread calls it. It must never wait, and must never ask anybody anything
@@ -17,6 +18,7 @@ Invariants:
 - Silence is never taken for an answer: a call without an answer stays open until the process has died.
 - The plan and the placement change in one place each (`_adopt`, `_now_placed`), and every component that keeps
   something computed from them is told there.
+- A fault of the paradigm scheduler never ends the job, which can do without Spark.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.bridge import commands as spark
 from penstock.host.decide.broken_links import BrokenLinks, Pair, Station, all_pairs, pairs_of
 from penstock.host.decide.commands import (
     Call,
@@ -74,9 +77,12 @@ from penstock.runtime.worker.blackbox import Crash, Note, Suspects
 from penstock.runtime.worker.run_loop import LoopEnded
 
 if TYPE_CHECKING:
+    from penstock.bridge.paradigm_scheduler import ParadigmScheduler  # loads Arrow
+    from penstock.bridge.spark_life import RangeTrial, SparkFacts
     from penstock.host.decide.placing import Placing
     from penstock.runtime.epochs.store import Store
     from penstock.runtime.program.flow import Flow
+    from penstock.runtime.worker.load import TaskLoad
 
 logger = logging.getLogger(__name__)
 
@@ -129,10 +135,12 @@ class JobHost:
         found: Found | None = None,
         *,
         earlier: int = 0,
+        schedule: Callable[[Plan], ParadigmScheduler] | None = None,
         decided: Callable[[protocol.Command], None] | None = None,
     ) -> None:
-        """`earlier`: a number that no generation and no incarnation of the job's earlier processes exceeds. `decided`
-        is called with each command of the coordinator, for tests."""
+        """`earlier`: a number that no generation and no incarnation of the job's earlier processes exceeds. `schedule`
+        makes the paradigm scheduler of a job that uses Spark. `decided` is called with each command of the coordinator,
+        for tests."""
         found = found or Found()
         self._options = options
         self._placing = placing
@@ -161,6 +169,8 @@ class JobHost:
         self.status = StatusBuilder(self.plan)
         self.status.place(self.placed, [])
         self._relays = RelayKeeper(plan.name, earlier) if options.relays else None
+        self._scheduler = None if schedule is None else schedule(self.plan)
+        self._paradigms = None if self._scheduler is None else self._scheduler.status()  # as of its last event
         self._links = BrokenLinks(options.node_timeout_s, options.hang_timeout_s, options.machine, options.ports)
         self.life = JobLife(f"job {plan.name!r}")
         self.end: JobEnd | None = None
@@ -376,7 +386,7 @@ class JobHost:
         gone = [handler for of, handler in self._calls.values() if of == worker]
         self._calls = {number: call for number, call in self._calls.items() if call[0] != worker}
         for handler in gone:
-            handler.gone()
+            handler.gone(now)
         then()
         self._removing.discard(worker)
         if self._relays is not None:
@@ -469,29 +479,6 @@ class JobHost:
                 handler.refused(error, now)
         return self._settled(now)
 
-    def call(
-        self,
-        worker: int,
-        method: str,
-        arguments: tuple[Any, ...],
-        done: Callable[[Any], None],
-        refused: Callable[[str | None], None],
-    ) -> list[HostCommand]:
-        """Call a worker for the paradigm scheduler. Calls `done` with the worker's answer when the worker has done it;
-        `refused` with the worker's reason, or with None when the worker's process, or its run loop, has ended."""
-        if self.end is not None or worker not in self.running:
-            refused(None)
-            return []
-
-        def not_done(error: PenstockError, now: float) -> None:
-            ended = isinstance(getattr(error, "error", None), LoopEnded)
-            refused(None if ended else f"worker {worker}: {error}")
-
-        handler = _Handler(lambda answer, now: done(answer), not_done, lambda: refused(None))
-        self._call(worker, method, arguments, handler)
-        out, self._out = self._out, []
-        return out
-
     def _call(self, worker: int, method: str, arguments: tuple[Any, ...], handler: _Handler) -> None:
         self._number += 1
         self._calls[self._number] = (worker, handler)
@@ -563,6 +550,98 @@ class JobHost:
     def _expects(self, worker: int, life: int, relay: int, place: str, now: float) -> None:
         assert self._relays is not None
         self._keep_relays(self._relays.worker_expects(worker, life, relay, place, now))
+
+    # --- Spark -----------------------------------------------------------------------------------------------
+
+    def looked(self, asked_s: float, loads: Mapping[int, Sequence[TaskLoad]], now: float) -> list[HostCommand]:
+        """Takes the load of the workers that were asked for it at `asked_s` and have answered."""
+        return self._of_scheduler(lambda scheduler: scheduler.looked(now, asked_s, loads), now)
+
+    def spark_ready(self, life: int, facts: SparkFacts, now: float) -> list[HostCommand]:
+        """Notes that Spark was started, and that the ranges were tried in it."""
+        return self._of_scheduler(lambda scheduler: scheduler.spark_ready(now, life, facts), now)
+
+    def spark_failed(self, life: int, why: str, now: float) -> list[HostCommand]:
+        """Notes that Spark could not be started, does not work, or has died."""
+        return self._of_scheduler(lambda scheduler: scheduler.spark_failed(now, life, why), now)
+
+    def spark_answered(self, life: int, now: float) -> list[HostCommand]:
+        """Notes that Spark has answered that it lives."""
+        return self._of_scheduler(lambda scheduler: scheduler.spark_answered(life), now)
+
+    def range_tried(self, life: int, chain: int, trial: RangeTrial, now: float) -> list[HostCommand]:
+        """Takes what came of the trial of a range in Spark."""
+        return self._of_scheduler(lambda scheduler: scheduler.range_tried(now, life, chain, trial), now)
+
+    def trial_failed(self, life: int, chain: int, why: str, now: float) -> list[HostCommand]:
+        """Notes that nothing came of the trial of a range in Spark."""
+        return self._of_scheduler(lambda scheduler: scheduler.trial_failed(now, life, chain, why), now)
+
+    def _of_scheduler(self, event: Callable[[ParadigmScheduler], list[spark.Command]], now: float) -> list[HostCommand]:
+        if self.end is None:
+            self._schedule(event, now)
+        return self._settled(now)
+
+    def _schedule(self, event: Callable[[ParadigmScheduler], list[spark.Command]], now: float) -> None:
+        """Gives the paradigm scheduler an event, if there is one, and passes on its commands."""
+        if self._scheduler is None:
+            return
+        try:
+            commands = event(self._scheduler)
+            self._paradigms = self._scheduler.status()
+        except Exception:  # a fault of ours must not end the job, which can do without Spark
+            logger.exception("job %s: the paradigm scheduler has met an error; it tries again", self.plan.name)
+            return
+        for command in commands:
+            self._note(now, command)
+            if isinstance(command, spark.WorkerCommand):
+                self._call_for_scheduler(command, now)
+            elif isinstance(command, spark.GreetBridge):
+                for worker in sorted(self.running):
+                    self._call(worker, "greet_bridge", (command.bridge, command.node), _Handler(_nothing, _nothing))
+            elif isinstance(command, spark.Note):
+                logger.info("job %s: %s", self.plan.name, command.text)
+            elif isinstance(command, spark.Warn):
+                logger.warning("job %s: %s", self.plan.name, command.text)
+            else:
+                self._out.append(command)
+
+    def _call_for_scheduler(self, command: spark.WorkerCommand, now: float) -> None:
+        """Calls a worker for the paradigm scheduler, which hears of the answer, or that there will be none."""
+        worker, number = command.worker, command.number
+        arguments: tuple[Any, ...]
+        if isinstance(command, spark.DivertTasks):
+            method, arguments = "divert", (command.divert, command.bridge, command.node)
+        elif isinstance(command, spark.UndivertTasks):
+            method, arguments = "undivert", (command.chain,)
+        else:
+            method, arguments = "take_sample", (command.request,)
+
+        def answered(answer: Any, now: float) -> None:
+            if isinstance(command, spark.TakeSample):
+                self._schedule(lambda scheduler: scheduler.sampled(now, number, answer), now)
+            else:
+                self._schedule(lambda scheduler: scheduler.done(now, number), now)
+
+        def refused(error: PenstockError, now: float) -> None:
+            ended = isinstance(getattr(error, "error", None), LoopEnded)
+            self._not_done(command, None if ended else f"worker {worker}: {error}", now)
+
+        if worker in self.running:
+            self._call(worker, method, arguments, _Handler(answered, refused, partial(self._not_done, command, None)))
+        else:
+            self._not_done(command, None, now)
+
+    def _not_done(self, command: spark.WorkerCommand, why: str | None, now: float) -> None:
+        """Tells the paradigm scheduler why a worker has not done what it was to do; None: its process or its run loop
+        has ended."""
+        number = command.number
+        if not isinstance(command, spark.TakeSample):
+            self._schedule(lambda scheduler: scheduler.refused(now, number, why), now)
+            return
+        if why is not None:
+            logger.info("job %s: a range cannot be tried in Spark on the records of its tasks: %s", self.plan.name, why)
+        self._schedule(lambda scheduler: scheduler.not_sampled(now, number, why), now)
 
     # --- the store -------------------------------------------------------------------------------------------
 
@@ -796,15 +875,16 @@ class JobHost:
         self._requests.at_epoch.remove(request)
         self._requests.rescaling.append(request.number)
         self.parallelism[request.operator] = request.parallelism
-        self._adopt(plan, placed)
+        self._adopt(plan, placed, now)
         self._obey(commands, now)
 
-    def _adopt(self, plan: Plan, placed: dict[int, int]) -> None:
+    def _adopt(self, plan: Plan, placed: dict[int, int], now: float) -> None:
         """Continues with another plan. Everything that was known of tasks by their numbers is forgotten."""
         self.plan, self.placed = plan, placed
         self.suspects.forget()
         self._placing.forget()
         self.status = self.status.of(plan)
+        self._schedule(lambda scheduler: scheduler.plan_changed(plan), now)
 
     def _serve_migrations(self, now: float) -> None:
         """Start the first requested migration. Called after every event until it has been carried out."""
@@ -904,18 +984,18 @@ class JobHost:
         has begun it; that is before any task is built again, as all workers must have answered by then."""
         waiting = set(self.running)
 
-        def knows(worker: int) -> None:
+        def knows(worker: int, _: Any) -> None:
             waiting.discard(worker)
             if not waiting and self._parking == command.epoch:
                 self._begin_barrier()
 
         def refused(worker: int, error: PenstockError, now: float) -> None:
             self._refused(error, now)
-            knows(worker)
+            knows(worker, now)
 
         for worker in sorted(waiting):
             done = _Handler(
-                lambda answer, now, worker=worker: knows(worker),  # type: ignore[misc]
+                lambda answer, now, worker=worker: knows(worker, now),  # type: ignore[misc]
                 partial(refused, worker),
                 partial(knows, worker),
             )
@@ -1083,6 +1163,7 @@ class JobHost:
             "epochs": {**built["epochs"], **self.epochs_status(now)},
             "relays": self.relays_status(),
             "links": self._links.status(now),
+            **({} if self._paradigms is None else {"dual": self._paradigms}),
         }
 
     def epochs_status(self, now: float) -> dict[str, Any]:
@@ -1114,11 +1195,11 @@ class _Handler:
 
     answered: Callable[[Any, float], None]
     refused: Callable[[PenstockError, float], None]
-    gone: Callable[[], None] = lambda: None
+    gone: Callable[[float], None] = lambda now: None
 
 
 def _nothing(answer: Any, now: float) -> None:
-    """Handles an answer that says only that the call is done."""
+    """Handles an answer from which nothing follows."""
 
 
 def why_not_built(worker: int, error: Exception | None) -> tuple[str, bool] | None:

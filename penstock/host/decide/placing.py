@@ -1,4 +1,4 @@
-"""What a JobHost needs of placement, which is a floor above it."""
+"""What a JobHost needs of placement: the Placer of a job on Ray, or what places the tasks of a local job."""
 
 from __future__ import annotations
 

@@ -1,26 +1,36 @@
-"""The carrier of the paradigm scheduler, with workers and a Spark that are made up: what a worker is told, what becomes
-of the process that holds the session, and what a user reads in the status. The decisions are tested without threads, in
-tests/bridge/test_paradigm_scheduler.py; real workers and a real Spark are in tests/e2e/test_dual.py."""
+"""What carries out a JobHost's commands about Spark, with a worker and a Spark that are made up: what a worker is told,
+what becomes of the process that holds the session, and what a user reads in the status. The decisions are tested
+without threads, in tests/bridge/test_paradigm_scheduler.py; real workers and a real Spark are in
+tests/e2e/test_dual.py."""
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from penstock.actors.spark_carrier import SparkCarrier
 from penstock.bridge.burst import BurstOptions
+from penstock.bridge.commands import EndSpark, PrepareSpark, SparkCommand
 from penstock.bridge.forms import RangeForm
-from penstock.bridge.paradigm_scheduler import DualOptions
+from penstock.bridge.paradigm_scheduler import DualOptions, ParadigmScheduler
 from penstock.bridge.session import SparkOptions
 from penstock.bridge.spark_life import RangeTrial, SparkFacts
+from penstock.host.carry.spark_runner import SparkRunner
+from penstock.host.decide.commands import Call, HostCommand, StartProcess
+from penstock.host.decide.job_host import HostOptions, JobHost
+from penstock.host.decide.job_state import JobState
+from penstock.local.placing import LocalPlacing
+from penstock.runtime.epochs.coordinator import EpochOptions
+from penstock.runtime.errors import PenstockError
 from penstock.runtime.operators.micro_batch import DivertRequest
-from penstock.runtime.program.plan import replanned
 from penstock.runtime.records.codec import encode
 from penstock.runtime.worker.load import TaskLoad, divert_load
 from penstock.runtime.worker.sample import RecordSample, SampleRequest
@@ -62,59 +72,69 @@ class MadeUpBridge:
 
 
 class Job:
-    """Two workers that do what they are told, and what the carrier has made of Spark."""
+    """A JobHost with a worker that does what it is told, and the runner of its Spark. `turn` carries out what waits."""
 
     def __init__(self, burst: BurstOptions, cannot_start: Exception | None = None) -> None:
         self.bridges: list[MadeUpBridge] = []
         self.cannot_start = cannot_start
         self.cannot_tell: Exception | None = None
         self.refusal: str | None = None
-        self.fault: Exception | None = None  # of the carrier itself
         self.told: list[tuple[int, str, tuple[Any, ...]]] = []
         self.greeted: list[tuple[int, str, str]] = []  # (worker, bridge, node)
         self.questions: list[SampleRequest] = []
         self.workers = ScheduledJob(words(parallelism=1), burst)  # only its tasks are used
-        self.asked = threading.Semaphore(0)
-        self.carrier = SparkCarrier(
+        self.asked = 0
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        dual = DualOptions(burst, SparkOptions())
+        self.runner = SparkRunner("words", dual.spark, self.start, self.ask, self.events.put)
+        self.host = JobHost(
             self.workers.plan,
-            DualOptions(burst, SparkOptions()),
-            60.0,
-            ask=self.ask,
-            tell=self.tell,
-            start=self.start,
+            HostOptions(1, EpochOptions(interval_s=None), has_store=False),
+            LocalPlacing(1, in_turn=True),
+            schedule=lambda plan: ParadigmScheduler(plan, dual, 60.0),
         )
+        self.carry_out(self.host.start(0.0))
+        self.until(lambda: self.host.life.state == JobState.RUNNING, "the job runs")
+        self.runner.look()
 
     def ask(self) -> Mapping[int, Sequence[TaskLoad]]:
-        self.asked.release()
+        self.asked += 1
         if self.cannot_tell is not None:
             raise self.cannot_tell
         return {0: list(self.workers.tasks.values())}
 
-    def tell(
-        self,
-        worker: int,
-        method: str,
-        arguments: tuple[Any, ...],
-        done: Callable[[Any], None],
-        refused: Callable[[str | None], None],
-    ) -> None:
-        if self.fault is not None:
-            raise self.fault
-        if method == "greet_bridge":
-            self.greeted.append((worker, *arguments))
-            done(None)
-            return
-        if method == "take_sample":
-            self.questions.append(arguments[0])
+    def carry_out(self, commands: list[HostCommand]) -> None:
+        for command in commands:
+            if isinstance(command, StartProcess):
+                info = {"index": 0, "machine": "one", "node_id": "one", "name": "one", "host": "", "address": "a ring"}
+                ready = partial(self.host.process_ready, 0, command.incarnation, {**info, "pid": 4710})
+                self.events.put(lambda host, ready=ready: ready(time.monotonic()))
+            elif isinstance(command, Call):
+                self.call(command)
+            elif isinstance(command, SparkCommand):
+                self.runner.carry_out(command)
+
+    def call(self, call: Call) -> None:
+        answer: Any = None
+        if call.method == "greet_bridge":
+            self.greeted.append((call.worker, *call.arguments))
+        elif call.method in ("divert", "undivert", "take_sample"):
             if self.refusal is not None:
-                refused(self.refusal)
+                refusal = PenstockError(self.refusal)
+                self.answer(lambda now: self.host.refused(call.worker, call.incarnation, call.number, refusal, now))
+                return
+            if call.method == "take_sample":
+                self.questions.append(call.arguments[0])
+                answer = RecordSample(1, (encode(["a b"]),)) if len(self.questions) > 1 else None
             else:
-                done(RecordSample(1, (encode(["a b"]),)) if len(self.questions) > 1 else None)
-            return
+                self.obey(call.worker, call.method, call.arguments)
+        self.answer(lambda now: self.host.answered(call.worker, call.incarnation, call.number, answer, now))
+
+    def answer(self, event: Callable[[float], list[HostCommand]]) -> None:
+        self.events.put(lambda host: event(time.monotonic()))
+
+    def obey(self, worker: int, method: str, arguments: tuple[Any, ...]) -> None:
         self.told.append((worker, method, arguments))
-        if self.refusal is not None:
-            refused(self.refusal)
-            return
         if method == "divert":
             for task in self.workers.chains[arguments[0].chain]:
                 task["divert"] = divert_load(arguments[0])
@@ -122,7 +142,6 @@ class Job:
             for task in self.workers.chains[arguments[0]]:
                 task["divert"] = task["diverted"] = None
         self.workers.barrier()
-        done(None)
 
     def start(self, name: str, options: SparkOptions, forms: list[RangeForm]) -> MadeUpBridge:
         if self.cannot_start is not None:
@@ -130,23 +149,43 @@ class Job:
         self.bridges.append(MadeUpBridge(name, forms))
         return self.bridges[-1]
 
+    def turn(self) -> None:
+        """Gives the JobHost the events that wait, and carries out its commands."""
+        while not self.events.empty():
+            self.carry_out(self.events.get()(self.host))
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        def has_come() -> bool:
+            self.turn()
+            return condition()
+
+        wait_until(has_come, what)
+
+    def ready(self, number: int = 0) -> MadeUpBridge:
+        """A Spark that is ready."""
+        spark = self.spark(number)
+        spark.prepared.set_result(replace(FACTS, name=spark.name))
+        return spark
+
     def spark(self, number: int = 0) -> MadeUpBridge:
         """A Spark that is being prepared."""
-        wait_until(lambda: len(self.bridges) > number, "Spark is started")
+        self.until(lambda: len(self.bridges) > number, "Spark is started")
         return self.bridges[number]
 
     def looks(self) -> None:
-        """Wait until the carrier has looked at the workers twice more."""
-        while self.asked.acquire(blocking=False):
-            pass
-        for _ in range(2):
-            assert self.asked.acquire(timeout=60)
+        """Wait until the runner has looked at the worker twice more."""
+        before = self.asked
+        self.until(lambda: self.asked >= before + 2, "the worker is asked")
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.host.build_status([], {}, 0.0, time.monotonic())["dual"]
+        return found
 
     def state(self) -> str:
-        return str(self.carrier.status()["ranges"][0]["state"])
+        return str(self.status()["ranges"][0]["state"])
 
     def awaits(self, state: str) -> None:
-        wait_until(lambda: self.state() == state, f"the range is in {state}")
+        self.until(lambda: self.state() == state, f"the range is in {state}")
 
 
 @pytest.fixture
@@ -156,23 +195,23 @@ def job() -> Iterator[Job]:
     yield job
     for bridge in job.bridges:
         bridge.stopped.cancel()
-    job.carrier.close()
+    job.runner.close()
 
 
 def test_a_worker_hears_where_its_tasks_are_to_send_their_input(job: Job) -> None:
-    assert job.carrier.status()["spark"] is None
+    assert job.status()["spark"] is None
     spark = job.spark()
     job.looks()
     assert job.told == []
-    spark.prepared.set_result(FACTS)
+    job.ready()
     job.awaits("OPERATION")
     job.looks()
     ((worker, method, (divert, name, node)),) = job.told
     assert (worker, method, name, node) == (0, "divert", spark.name, "here")
     assert isinstance(divert, DivertRequest)
     assert {form.chain for form in spark.forms} == {divert.chain}
-    assert job.carrier.status()["spark"] == "a session"
-    assert job.carrier.status()["processes"] == {"bridge": 4711, "executors": {"1": 4712}}
+    assert job.status()["spark"] == "a session"
+    assert job.status()["processes"] == {"bridge": 4711, "executors": {"1": 4712}}
 
 
 def test_each_worker_connects_once_when_spark_is_ready() -> None:
@@ -181,37 +220,37 @@ def test_each_worker_connects_once_when_spark_is_ready() -> None:
     spark = job.spark()
     job.looks()
     assert job.greeted == []
-    spark.prepared.set_result(FACTS)
-    wait_until(lambda: bool(job.greeted), "the worker is told to connect")
+    job.ready()
+    job.until(lambda: bool(job.greeted), "the worker is told to connect")
     job.looks()
     assert job.greeted == [(0, spark.name, "here")]
     assert job.told == []
     spark.stopped.cancel()
-    job.carrier.close()
+    job.runner.close()
 
 
 def test_spark_ends_in_order_with_the_job_and_is_killed_once(job: Job) -> None:
     spark = job.spark()
-    spark.prepared.set_result(FACTS)
+    job.ready()
     job.awaits("OPERATION")
-    closing = threading.Thread(target=job.carrier.close, daemon=True)
+    closing = threading.Thread(target=job.runner.close, daemon=True)
     closing.start()
-    wait_until(lambda: spark.did == ["stop"], "Spark is told to end")
+    job.until(lambda: spark.did == ["stop"], "Spark is told to end")
     assert closing.is_alive(), "the job's end waits for Spark's"
     spark.stopped.set_result(None)
     closing.join(60)
     assert spark.did == ["stop", "kill"]
-    job.carrier.close()
+    job.runner.close()
     assert spark.did == ["stop", "kill"]
-    assert job.carrier.status()["spark"] == "a session", "the last status says what there was"
+    assert job.status()["spark"] == "a session", "the last status says what there was"
 
 
 def test_a_spark_that_does_not_end_is_killed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     spark = job.spark()
-    spark.prepared.set_result(FACTS)
+    job.ready()
     job.awaits("OPERATION")
     spark.stopped.set_exception(TimeoutError())
-    job.carrier.close()
+    job.runner.close()
     assert spark.did == ["stop", "kill"]
     assert "job words: Spark did not end by itself, and is killed: it did not answer in time" in caplog.text
 
@@ -219,18 +258,18 @@ def test_a_spark_that_does_not_end_is_killed(job: Job, caplog: pytest.LogCapture
 def test_a_start_that_ends_after_the_job_leaves_nothing(job: Job) -> None:
     spark = job.spark()
     spark.stopped.set_result(None)
-    job.carrier.close()
-    spark.prepared.set_result(FACTS)
+    job.runner.close()
+    job.ready()
     assert spark.did == ["stop", "kill"]
 
 
 def test_without_spark_the_user_reads_why_and_is_warned_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="penstock.actors.spark_carrier"):
+    with caplog.at_level(logging.WARNING, logger="penstock.host.carry.spark_runner"):
         spark = job.spark()
         spark.prepared.set_exception(RuntimeError("there is no Java"))
-        wait_until(lambda: bool(caplog.records), "the warning is there")
+        job.until(lambda: bool(caplog.records), "the warning is there")
         job.looks()
-    assert job.carrier.status()["spark"] == "not to be had: there is no Java"
+    assert job.status()["spark"] == "not to be had: there is no Java"
     assert spark.did == ["kill"]
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -240,54 +279,50 @@ def test_without_spark_the_user_reads_why_and_is_warned_once(job: Job, caplog: p
 
 def test_a_process_that_cannot_even_be_started_is_no_spark() -> None:
     job = Job(BurstOptions(mode="off"))
-    job.carrier.close()
+    job.runner.close()
     assert job.bridges == [], "never needed"
 
     job = Job(BurstOptions(mode="spark-only"), RuntimeError("no resources"))
-    wait_until(lambda: job.carrier.status()["spark"] == "not to be had: no resources", "the reason is in the status")
-    job.carrier.close()
+    job.until(lambda: job.status()["spark"] == "not to be had: no resources", "the reason is in the status")
+    job.runner.close()
 
 
 def test_a_dead_spark_is_found_when_a_micro_batch_fails_and_all_tasks_take_up_records(job: Job) -> None:
     spark = job.spark()
-    spark.prepared.set_result(FACTS)
+    job.ready()
     job.awaits("OPERATION")
     task = job.workers.chains[0][0]
     job.workers.fail(task, "Lost: gone")
-    wait_until(lambda: spark.did == ["check"], "Spark is asked whether it lives")
-    assert job.carrier.status()["spark"] == "a session", "a question is no loss"
+    job.until(lambda: spark.did == ["check"], "Spark is asked whether it lives")
+    assert job.status()["spark"] == "a session", "a question is no loss"
     spark.checked.set_exception(RuntimeError("the JVM has gone"))
-    wait_until(lambda: spark.did == ["check", "kill"], "it is killed")
+    job.until(lambda: spark.did == ["check", "kill"], "it is killed")
     job.awaits("RECORD")
-    status = job.carrier.status()
+    status = job.status()
     assert status["spark"].startswith("lost: Lost: gone; the JVM has gone")
     assert status["ranges"][0]["failed"] == "Lost: gone"
     assert task["divert"] is None
 
 
-def test_another_plan_ends_the_spark_that_has_compiled_the_old_one(job: Job) -> None:
-    first = job.spark()
-    first.prepared.set_result(FACTS)
+def test_a_spark_that_is_ended_makes_room_for_another_one(job: Job) -> None:
+    first = job.ready()
     first.stopped.set_result(None)
     job.awaits("OPERATION")
-    flow = job.workers.flow
-    job.workers.plan = replanned(flow.graph, job.workers.plan, "count", 2, chaining=True)
-    job.workers.make_tasks()
-    job.carrier.plan_changed(job.workers.plan)
+    forms = tuple(first.forms)
+    job.runner.carry_out(EndSpark(1, "the job's operators were divided among its tasks anew"))
+    job.runner.carry_out(PrepareSpark(2, forms))
     second = job.spark(1)
-    wait_until(lambda: first.did == ["stop", "kill"], "the first has ended")
+    job.until(lambda: first.did == ["stop", "kill"], "the first has ended")
     assert second.name != first.name, "a name of a dead actor is not used again"
-    second.prepared.set_result(FACTS)
-    job.awaits("OPERATION")
-    assert job.told[-1][2][1] == second.name
+    second.stopped.set_result(None)
 
 
 def test_a_worker_that_refuses_or_cannot_tell_its_load_ends_nothing(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    job.refusal = "worker 0: divert: no"
+    job.refusal = "divert: no"
     spark = job.spark()
     spark.checked.set_result([])
-    spark.prepared.set_result(FACTS)
-    wait_until(lambda: "job words: worker 0: divert: no" in caplog.text, "the user hears of it")
+    job.ready()
+    job.until(lambda: "job words: worker 0: divert: no" in caplog.text, "the user hears of it")
     job.cannot_tell = RuntimeError("worker 0 could not answer")
     job.looks()
     assert "so no range switches now: worker 0 could not answer" in caplog.text
@@ -296,14 +331,15 @@ def test_a_worker_that_refuses_or_cannot_tell_its_load_ends_nothing(job: Job, ca
     assert "kill" not in spark.did
 
 
-def test_a_message_that_could_not_be_sent_is_sent_again(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    job.fault = RuntimeError("no socket")
-    spark = job.spark()
-    spark.checked.set_result([])
-    spark.prepared.set_result(FACTS)
-    wait_until(lambda: "what the paradigm scheduler wants could not be done" in caplog.text, "the log says so")
-    job.fault = None
+def test_a_fault_of_the_scheduler_does_not_end_the_job(
+    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark = job.ready()
+    with monkeypatch.context() as patched:
+        patched.setattr(ParadigmScheduler, "looked", lambda self, *told: 1 / 0)
+        job.until(lambda: "the paradigm scheduler has met an error; it tries again" in caplog.text, "the log says so")
     job.awaits("OPERATION")
+    assert job.host.end is None
     assert "kill" not in spark.did
 
 
@@ -311,18 +347,18 @@ def trying_job() -> Job:
     """A job whose Spark is ready and has nothing to try the range on, and whose tasks process records."""
     job = Job(BurstOptions(ahead=True))
     job.spark().prepared.set_result(replace(FACTS, costs={0: None}, untried=frozenset([0]), cores=2))
-    wait_until(lambda: job.carrier.status()["spark"] == "a session", "Spark is ready")
+    job.until(lambda: job.status()["spark"] == "a session", "Spark is ready")
     return job
 
 
 def close(job: Job) -> None:
     for spark in job.bridges:
         spark.stopped.cancel()
-    job.carrier.close()
+    job.runner.close()
 
 
 def figures(job: Job) -> dict[str, Any]:
-    found: dict[str, Any] = job.carrier.status()["ranges"][0]["figures"]
+    found: dict[str, Any] = job.status()["ranges"][0]["figures"]
     return found
 
 
@@ -334,7 +370,7 @@ def records_come(job: Job, condition: Callable[[], bool], what: str) -> None:
             did(task, 100, busy_s=0.001)
         return condition()
 
-    wait_until(more, what)
+    job.until(more, what)
 
 
 def test_a_range_without_a_sample_is_tried_on_records_of_its_tasks() -> None:
@@ -347,8 +383,8 @@ def test_a_range_without_a_sample_is_tried_on_records_of_its_tasks() -> None:
     assert (chain, sample.records()) == (0, ["a b"])
     assert not figures(job)["operation_measured"]
     spark.tried.set_result(TRIAL)
-    wait_until(lambda: figures(job)["operation_measured"], "the range is tried")
-    assert job.carrier.status()["ranges"][0]["way"] == "in some way"
+    job.until(lambda: figures(job)["operation_measured"], "the range is tried")
+    assert job.status()["ranges"][0]["way"] == "in some way"
     assert job.told == []
     close(job)
 
@@ -356,14 +392,14 @@ def test_a_range_without_a_sample_is_tried_on_records_of_its_tasks() -> None:
 def test_a_trial_that_fails_makes_spark_doubted(caplog: pytest.LogCaptureFixture) -> None:
     job = trying_job()
     spark = job.spark()
-    job.refusal = "worker 0: take_sample: the records cannot travel"
-    with caplog.at_level(logging.INFO, logger="penstock.actors.spark_carrier"):
+    job.refusal = "take_sample: the records cannot travel"
+    with caplog.at_level(logging.INFO, logger="penstock.host.decide.job_host"):
         records_come(job, lambda: "the records cannot travel" in caplog.text, "the log says why there is no sample")
     close(job)
     job = trying_job()
     spark = job.spark()
     records_come(job, lambda: bool(spark.samples), "Spark gets a sample")
     spark.tried.set_exception(RuntimeError("the process has died"))
-    wait_until(lambda: spark.did == ["check"], "Spark is asked whether it lives")
+    job.until(lambda: spark.did == ["check"], "Spark is asked whether it lives")
     spark.checked.set_result([])
     close(job)
