@@ -22,7 +22,7 @@ from tests.planting import Test, planted_fault
 
 @planted_fault(
     "penstock/runtime/sinks/parts.py",
-    Test("tests/runtime/test_files_sink_epochs.py::test_back_to_an_older_epoch_than_the_last"),
+    Test("tests/sinks/test_files_sink_epochs.py::test_back_to_an_older_epoch_than_the_last"),
 )
 def _later_parts_stay() -> Any:
     """A writer that goes back leaves the files of epochs that are done again."""
@@ -30,7 +30,7 @@ def _later_parts_stay() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/sinks/parts.py", Test("tests/runtime/test_files_sink_epochs.py::test_another_number_of_tasks")
+    "penstock/runtime/sinks/parts.py", Test("tests/sinks/test_files_sink_epochs.py::test_another_number_of_tasks")
 )
 def _deletes_what_others_wrote() -> Any:
     """A task looks after the files of all tasks, also of those that are alive."""
@@ -39,7 +39,7 @@ def _deletes_what_others_wrote() -> Any:
 
 @planted_fault(
     "penstock/runtime/records/key_groups.py",
-    Test("tests/runtime/test_partition.py::test_rescaling_moves_no_more_groups_than_it_must"),
+    Test("tests/exchange/test_partition.py::test_rescaling_moves_no_more_groups_than_it_must"),
 )
 def _all_groups_move() -> Any:
     """A rescale deals all key groups out anew, wherever they were."""
@@ -48,7 +48,7 @@ def _all_groups_move() -> Any:
 
 @planted_fault(
     "penstock/runtime/records/class_evolution.py",
-    Test("tests/runtime/test_class_evolution.py::test_fields_that_change_their_order_only"),
+    Test("tests/records/test_class_evolution.py::test_fields_that_change_their_order_only"),
 )
 def _values_stay_in_their_places() -> Any:
     """Saved structs and named tuples are taken as they are where the class has the same fields, in whatever order."""
@@ -62,7 +62,7 @@ def _values_stay_in_their_places() -> Any:
 
 @planted_fault(
     "penstock/runtime/records/enum_classes.py",
-    Test("tests/runtime/test_class_evolution.py::test_members_are_those_of_the_same_name"),
+    Test("tests/records/test_class_evolution.py::test_members_are_those_of_the_same_name"),
 )
 def _members_by_value() -> Any:
     """Members of Enum classes are saved by their values, as pickle does."""
@@ -71,7 +71,7 @@ def _members_by_value() -> Any:
 
 @planted_fault(
     "penstock/runtime/records/remade.py",
-    Test("tests/runtime/test_pickling.py::test_open_files_do_not_travel"),
+    Test("tests/records/test_pickling.py::test_open_files_do_not_travel"),
 )
 def _files_are_copied() -> Any:
     """An open file travels as a copy of what is in it."""
@@ -115,7 +115,7 @@ def _impossible_events_are_passed_over() -> Any:
 
 @planted_fault(
     "penstock/runtime/operators/windowing.py",
-    Test("tests/runtime/test_time_units.py::test_windows_in_another_unit_than_the_watermark"),
+    Test("tests/event_time/test_time_units.py::test_windows_in_another_unit_than_the_watermark"),
 )
 def _windows_take_any_unit() -> Any:
     """Windows with a time of their own take it as it comes: seconds are milliseconds of January 1970."""
@@ -135,7 +135,7 @@ def _spark_is_asked_for_no_unit() -> Any:
 
 @planted_fault(
     "penstock/runtime/sources/csv_files.py",
-    Test("tests/runtime/test_csv_source.py::test_a_recovery_does_not_read_on_in_other_rows"),
+    Test("tests/sources/test_csv_source.py::test_a_recovery_does_not_read_on_in_other_rows"),
 )
 def _only_the_head_of_a_csv_file_counts() -> Any:
     """A file with the same first bytes is the file that was read."""
@@ -185,7 +185,7 @@ def _drivers_elsewhere_live_for_ever() -> Any:
 
 @planted_fault(
     "penstock/runtime/operators/windows.py",
-    Test("tests/runtime/test_early_sessions.py::test_the_bounds_of_a_result_are_those_of_its_records"),
+    Test("tests/operators/test_early_sessions.py::test_the_bounds_of_a_result_are_those_of_its_records"),
 )
 def _early_results_wait_anew() -> Any:
     """Each record that makes a session longer puts its early result off."""
@@ -198,7 +198,7 @@ def _early_results_wait_anew() -> Any:
 
 @planted_fault(
     "penstock/runtime/operators/window_functions.py",
-    Test("tests/runtime/test_early_sessions.py::test_the_bounds_of_a_result_are_those_of_its_records"),
+    Test("tests/operators/test_early_sessions.py::test_the_bounds_of_a_result_are_those_of_its_records"),
 )
 def _failed_records_make_sessions_longer() -> Any:
     """A session gets the bounds of a record before it is known whether the record can be added."""

@@ -21,7 +21,7 @@ SPARK = (
     "tests/docs/test_spark_examples.py",
     "tests/e2e/test_spark.py",
 )
-WORLD = ("tests/placement/test_groups.py", "tests/placement/test_nodes.py")
+WORLD = ("tests/placement/test_groups.py", "tests/placement/test_jobs_over_nodes.py")
 #: The tests of these files are dealt out one by one: most start processes, and none needs what another has made.
 APART = (
     "tests/apps/test_cli.py",

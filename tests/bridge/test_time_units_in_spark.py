@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock.runtime.errors import RecordError
 from penstock.runtime.operators.watermarks import Marking
-from tests.bridge.test_diversion import IN_SPARK, run_diverted
+from tests.worker.test_diversion import IN_SPARK, run_diverted
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 Record = tuple[int, Any]

@@ -155,7 +155,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_job_that_is_placed_by_its_traffic(cluster: str, fresh_name: Callable[[], str]) -> None:
-    """The other ways of dealing tasks: tests/actors/test_placer.py."""
+    """The other ways of dealing tasks: tests/placement/test_placer.py."""
     flow = ps.Flow(fresh_name(), chaining=False)
     sink = ps.sinks.Collect()
     flow.read(ps.sources.Memory(range(1_000)), name="in", parallelism=2).key_by(lambda n: n % 7).count(

@@ -43,7 +43,7 @@ from penstock.runtime.worker.task import Snapshot, Task
 from penstock.runtime.worker.task_state import AT_END
 from penstock.runtime.worker.wiring import build
 from tests.epochs.flows import Tallies
-from tests.runtime.random_flows import added
+from tests.program.random_flows import added
 
 if TYPE_CHECKING:
     from tests.epochs.sim import EpochCluster, Process

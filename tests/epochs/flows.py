@@ -1,4 +1,4 @@
-"""Flows for the simulated cluster with epochs: those of tests/runtime/random_flows.py and more state.
+"""Flows for the simulated cluster with epochs: those of tests/program/random_flows.py and more state.
 
 What is more: state that goes, records that their receivers change, and timers. When a timer fires depends on the time,
 but what its calls add up to does not, so that too is known without running.
@@ -13,7 +13,7 @@ from typing import Any
 from penstock.runtime.expressions import count, max_, mean, sum_
 from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.sinks.collect import Collect
-from tests.runtime.random_flows import Place, RandomFlow, mix, random_flow
+from tests.program.random_flows import Place, RandomFlow, mix, random_flow
 from tests.runtime.sim import Trickle
 
 

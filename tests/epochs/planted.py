@@ -162,7 +162,7 @@ def _old_generations() -> Any:
 
 @planted_fault(
     "penstock/runtime/exchange/delivery.py",
-    Test("tests/runtime/test_loop.py::test_credit_of_another_generation_has_no_effect"),
+    Test("tests/worker/test_loop.py::test_credit_of_another_generation_has_no_effect"),
 )
 def _old_credit() -> Any:
     """A grant is taken from a receiver that was taken back."""
@@ -268,7 +268,7 @@ def _siblings_go_back() -> Any:
 
 @planted_fault(
     "penstock/runtime/exchange/log.py",
-    Test("tests/runtime/test_log.py::test_entries_that_nobody_needs_are_passed_over"),
+    Test("tests/exchange/test_log.py::test_entries_that_nobody_needs_are_passed_over"),
 )
 def _cursors_not_renumbered() -> Any:
     """When an epoch is complete, cursors stay where they were, although a watermark that is kept has another number."""
@@ -297,7 +297,7 @@ def _behind_is_with_the_others() -> Any:
 
 @planted_fault(
     "penstock/runtime/exchange/log.py",
-    Test("tests/runtime/test_log.py::test_siblings_run_a_window_ahead_of_the_slowest_and_no_further"),
+    Test("tests/exchange/test_log.py::test_siblings_run_a_window_ahead_of_the_slowest_and_no_further"),
 )
 def _the_quickest_decides() -> Any:
     """A sender goes on while any of its receivers has credit."""
@@ -317,7 +317,7 @@ def _sends_and_goes_on(self: OutLog) -> bool:
 
 @planted_fault(
     "penstock/runtime/exchange/log.py",
-    Test("tests/runtime/test_log.py::test_a_batch_is_encoded_once_and_sent_once_to_each_worker"),
+    Test("tests/exchange/test_log.py::test_a_batch_is_encoded_once_and_sent_once_to_each_worker"),
 )
 def _one_message_a_task() -> Any:
     """Tasks of one worker get a message each."""
@@ -332,7 +332,7 @@ def _one_message_a_task() -> Any:
 
 @planted_fault(
     "penstock/runtime/exchange/channel.py",
-    Test("tests/runtime/test_log.py::test_a_receiver_that_moves_gets_large_entries_in_pieces"),
+    Test("tests/exchange/test_log.py::test_a_receiver_that_moves_gets_large_entries_in_pieces"),
 )
 def _numbers_not_looked_at() -> Any:
     """A receiver takes messages whatever their number."""
@@ -465,7 +465,7 @@ def _end_of_time_before_the_end() -> Any:
 @planted_fault(
     "penstock/runtime/exchange/output_cache.py",
     Test(
-        "tests/epochs/test_output_caches.py::test_the_last_watermark_before_a_complete_epoch_stays_until_there_is_a_later_one"
+        "tests/exchange/test_output_caches.py::test_the_last_watermark_before_a_complete_epoch_stays_until_there_is_a_later_one"
     ),
 )
 def _watermark_forgotten() -> Any:
@@ -528,7 +528,7 @@ def _nothing_dealt() -> Any:
 
 @planted_fault(
     "penstock/runtime/exchange/delivery.py",
-    Test("tests/runtime/test_loop.py::test_messages_of_channels_that_the_plan_has_no_more_are_dropped"),
+    Test("tests/worker/test_loop.py::test_messages_of_channels_that_the_plan_has_no_more_are_dropped"),
 )
 def _old_channels_fail() -> Any:
     """A message by a channel that the plan has no more ends its receiver's process."""
@@ -816,7 +816,7 @@ def _placed_as_before() -> Any:
 
 @planted_fault(
     "penstock/runtime/worker/run_loop.py",
-    Test("tests/runtime/test_loop.py::test_a_source_that_is_being_made_hears_of_a_stop"),
+    Test("tests/worker/test_loop.py::test_a_source_that_is_being_made_hears_of_a_stop"),
 )
 def _stopped_while_made() -> Any:
     """A source that was made before its worker was told to stop, and joins after, reads on."""
@@ -997,7 +997,7 @@ def _bases_are_deleted() -> Any:
 
 @planted_fault(
     "penstock/runtime/operators/asynchronous.py",
-    Test("tests/runtime/test_map_async.py::test_records_that_two_epochs_have_saved_are_counted_once"),
+    Test("tests/operators/test_map_async.py::test_records_that_two_epochs_have_saved_are_counted_once"),
 )
 def _taken_off_when_they_come_back() -> Any:
     """Records whose calls are to be made again leave the counter when they come back, not when they are given again."""

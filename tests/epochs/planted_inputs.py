@@ -102,7 +102,9 @@ def _window_records_saved_once_only() -> Any:
 
 @planted_fault(
     "penstock/runtime/operators/joins.py",
-    Test("tests/runtime/test_event_time_sql.py::test_an_interval_join_keeps_a_record_until_the_last_time_that_matches"),
+    Test(
+        "tests/event_time/test_event_time_sql.py::test_an_interval_join_keeps_a_record_until_the_last_time_that_matches"
+    ),
 )
 def _joins_drop_too_early() -> Any:
     """A record of a join is dropped when the watermark has reached the last time that it matches, and not passed it."""

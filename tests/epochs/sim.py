@@ -80,7 +80,7 @@ from tests.epochs.dict_files import DictFiles
 from tests.epochs.links import Ends, Inbox, Network, Node
 from tests.epochs.nodes import Nodes
 from tests.epochs.relays import Relays
-from tests.runtime.random_flows import RandomFlow
+from tests.program.random_flows import RandomFlow
 
 STEPS_MAX = (
     1_000_000  # of a run; few need a hundredth of it, and one with 4,900 switches to Spark 388,668 (seed 304972)

@@ -13,7 +13,7 @@ from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.worker.run_loop import _task_status
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
-from tests.runtime.test_map_batches import MS, Paced, World
+from tests.operators.test_map_batches import MS, Paced, World
 
 
 def key(record: int) -> int:

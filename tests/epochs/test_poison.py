@@ -31,7 +31,7 @@ from penstock.runtime.worker.blackbox import (
 )
 from tests.epochs.flows import epoch_flow
 from tests.epochs.sim import EpochCluster, Faults, Process, faults_of
-from tests.runtime.random_flows import RandomFlow
+from tests.program.random_flows import RandomFlow
 from tests.runtime.sim import Trickle, small_steps
 
 CRASH = Crash("Segmentation fault", True)

@@ -33,7 +33,7 @@ from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.userfunc import ErrorHandler, OnError
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.transport.memory import MemoryNetwork
-from tests.runtime.test_channel import one_log, read
+from tests.exchange.test_channel import one_log, read
 
 NUMBER = 7
 CREDIT_FROM = 99  # task number of the sender

@@ -23,7 +23,7 @@ from penstock.runtime.worker.task_state import AT_END
 from tests.epochs.campaign import main, run_seed
 from tests.epochs.flows import epoch_flow
 from tests.epochs.sim import EpochCluster, Faults, Process, Stuck, faults_of
-from tests.runtime.random_flows import RandomFlow
+from tests.program.random_flows import RandomFlow
 from tests.runtime.sim import Trickle, small_steps
 
 SEEDS = int(os.environ.get("PENSTOCK_EPOCH_SEEDS", "18"))

@@ -39,7 +39,7 @@ from penstock.runtime.transport.base import Buffer
 from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.wiring import build
-from tests.actors.test_placer import over
+from tests.placement.test_placer import over
 
 S = 1_000_000_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
-from tests.runtime.random_flows import random_flow
+from tests.program.random_flows import random_flow
 from tests.runtime.sim import Cluster, Trickle, small_steps
 
 SEEDS = int(os.environ.get("PENSTOCK_SIM_SEEDS", "150"))

@@ -23,7 +23,7 @@ from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.generator import Generator
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.worker import task as task_module
-from tests.runtime.random_flows import random_flow
+from tests.program.random_flows import random_flow
 
 
 def counting(**options: Any) -> Flow:

@@ -19,7 +19,7 @@ from penstock.bridge.session import Session, SparkOptions, open_session
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.records import pickling
 from penstock.runtime.records.batch import KeyedBatch
-from tests.runtime.pickling_main import Peer
+from tests.records.pickling_main import Peer
 
 COUNT = 500
 

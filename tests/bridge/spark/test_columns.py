@@ -40,7 +40,7 @@ from penstock.runtime.expressions import (
 from penstock.runtime.expressions.aggregates import Aggregation
 from penstock.runtime.operators.agg import Agg
 from penstock.runtime.records.userfunc import ErrorHandler
-from tests.runtime.random_expressions import (
+from tests.expressions.random_expressions import (
     INSTANTS,
     NUMBERS,
     PATTERNS,
@@ -154,7 +154,7 @@ def test_every_cast_of_every_text(spark: Any) -> None:
 
 
 def test_every_number_cast_and_compared(spark: Any) -> None:
-    from tests.runtime.random_expressions import DOUBLES, INTEGERS
+    from tests.expressions.random_expressions import DOUBLES, INTEGERS
 
     records = [{"i": i, "x": x} for i in INTEGERS for x in DOUBLES]
     exprs: dict[str, Expr] = {}
@@ -181,7 +181,7 @@ def test_decimals_of_doubles_agree_in_their_first_15_digits(spark: Any) -> None:
 
 
 def test_every_pair_of_integers(spark: Any) -> None:
-    from tests.runtime.random_expressions import INTEGERS
+    from tests.expressions.random_expressions import INTEGERS
 
     i, j = col("i"), col("j")
     exprs = {"+": i + j, "-": i - j, "*": i * j, "//": i // j, "%": i % j, "/": i / j, "neg": -i, "lit": i + 2**62}

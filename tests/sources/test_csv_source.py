@@ -25,7 +25,7 @@ from penstock.runtime.program.flow import Flow
 from penstock.runtime.sources import blocks
 from penstock.runtime.sources.base import Source, SourceContext, rows_of
 from penstock.runtime.sources.marks import FilePosition
-from tests.runtime.test_sources import context, drain, read_all, write
+from tests.sources.test_sources import context, drain, read_all, write
 
 ORDERS = b'''\
 id,item,price,sold

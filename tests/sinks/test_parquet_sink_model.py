@@ -18,7 +18,7 @@ from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.follower import ready
 from penstock.runtime.sinks.parts import PartNames, PartsWriter
-from tests.runtime.test_files_sink_model import History, Job
+from tests.sinks.test_files_sink_model import History, Job
 
 BLOCKS = int(os.environ.get("PENSTOCK_FILES_BLOCKS", "2"))  # of 20 seeds
 SCHEMA = pa.schema([("value", pa.string())])

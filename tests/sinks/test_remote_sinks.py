@@ -23,7 +23,7 @@ from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.parts import PartsWriter
 from penstock.runtime.storage import filesystems
 from tests.epochs.test_store_s3 import bucket, environment, objects, place, serving
-from tests.runtime.test_files_sink_model import History, Job, Mortal
+from tests.sinks.test_files_sink_model import History, Job, Mortal
 
 __all__ = ["bucket", "environment"]  # fixtures
 

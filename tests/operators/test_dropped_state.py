@@ -14,7 +14,7 @@ from penstock.runtime.operators.process import ProcessContext
 from penstock.runtime.program.flow import Flow, KeyedStream
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
-from tests.runtime.test_loop import loop_of
+from tests.worker.test_loop import loop_of
 
 KEYS = 20
 _made: list[weakref.ref[Value]] = []

@@ -43,7 +43,7 @@ from penstock.runtime.expressions import (
 )
 from penstock.runtime.expressions.tree import Call
 from penstock.runtime.records.userfunc import ErrorHandler, apply
-from tests.runtime.random_expressions import SCHEMA, VALUES, evaluate, expression, record, same_value
+from tests.expressions.random_expressions import SCHEMA, VALUES, evaluate, expression, record, same_value
 
 # Also of what is generated; but not that garbage of other tests is collected here.
 pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")

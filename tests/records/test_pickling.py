@@ -1,6 +1,6 @@
 """One pickler: a class of the main script is one class in all processes of a job, and in its later lives.
 
-Each case runs in a main script of its own, tests/runtime/pickling_main.py, with other processes beside it.
+Each case runs in a main script of its own, tests/records/pickling_main.py, with other processes beside it.
 """
 
 from __future__ import annotations

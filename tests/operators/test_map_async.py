@@ -43,7 +43,7 @@ from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByR
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.task import Snapshot, Task
 from penstock.runtime.worker.wiring import SinkRecords, Wiring
-from tests.runtime.random_flows import Chance
+from tests.program.random_flows import Chance
 from tests.runtime.sim import Trickle
 
 GROUPS = 128

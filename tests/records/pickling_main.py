@@ -1,6 +1,6 @@
-"""What tests/runtime/test_pickling.py runs: a main script whose classes travel to other processes and back.
+"""What tests/records/test_pickling.py runs: a main script whose classes travel to other processes and back.
 
-python tests/runtime/pickling_main.py CASE DIRECTORY
+python tests/records/pickling_main.py CASE DIRECTORY
 """
 
 from __future__ import annotations
@@ -945,7 +945,7 @@ def gone(directory: Path) -> None:
 
 
 def edited(directory: Path) -> None:
-    """The script was changed: Order and Key have more fields, with defaults (tests/runtime/test_pickling.py)."""
+    """The script was changed: Order and Key have more fields, with defaults (tests/records/test_pickling.py)."""
     kept, data = program()
     peer = Peer(data)
     done, found = peer.call(pickling.loads, (directory / "state").read_bytes())

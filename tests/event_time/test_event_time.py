@@ -31,8 +31,8 @@ from penstock.runtime.program.plan import rescaled
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.state.keyed import SavedState
+from tests.exchange.test_channel import Wire, one_log, read
 from tests.runtime.sim import Cluster, Trickle, small_steps
-from tests.runtime.test_channel import Wire, one_log, read
 
 # --- a task's watermark --------------------------------------------------------------------------------------------
 

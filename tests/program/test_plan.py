@@ -15,7 +15,7 @@ from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
-from tests.runtime.random_flows import random_flow
+from tests.program.random_flows import random_flow
 
 
 def start(**options: Any) -> tuple[Flow, Stream]:
