@@ -27,7 +27,7 @@ from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, END, WATERMARK, decode_payload, read_head
 from penstock.runtime.exchange.output_cache import Entry, OutputCache
-from penstock.runtime.operators.asynchronous import _Calls
+from penstock.runtime.operators.calls_in_flight import CallsInFlight
 from penstock.runtime.operators.windowing import _Windowing, _WindowMap
 from penstock.runtime.state.keyed import (
     KeyedDelta,
@@ -996,20 +996,20 @@ def _bases_are_deleted() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/operators/asynchronous.py",
+    "penstock/runtime/operators/calls_in_flight.py",
     Test("tests/operators/test_map_async.py::test_records_that_two_epochs_have_saved_are_counted_once"),
 )
 def _taken_off_when_they_come_back() -> Any:
     """Records whose calls are to be made again leave the counter when they come back, not when they are given again."""
-    restore, take_returned = _Calls.restore, _Calls.take_returned
+    restore, take_returned = CallsInFlight.restore, CallsInFlight.take_returned
 
-    def restore_(self: _Calls, epoch: int, saved: SavedState) -> None:
+    def restore_(self: CallsInFlight, epoch: int, saved: SavedState) -> None:
         restore(self, epoch, saved)
         self.records_in -= self.returned
 
-    def take(self: _Calls, most: int) -> Any:
+    def take(self: CallsInFlight, most: int) -> Any:
         taken = take_returned(self, most)
         self.records_in += len(taken)
         return taken
 
-    return _both(_patch(_Calls, "restore", restore_), _patch(_Calls, "take_returned", take))
+    return _both(_patch(CallsInFlight, "restore", restore_), _patch(CallsInFlight, "take_returned", take))

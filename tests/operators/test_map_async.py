@@ -29,8 +29,9 @@ from penstock.runtime.event_time.watermark import IDLE
 from penstock.runtime.event_time.windows import Tumbling
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
-from penstock.runtime.operators.asynchronous import Attempt, Caller, LoopCaller, MapAsync, ThreadCaller
+from penstock.runtime.operators.asynchronous import MapAsync
 from penstock.runtime.operators.base import Pending, StageContext, run_stages
+from penstock.runtime.operators.callers import Attempt, Caller, LoopCaller, ThreadCaller
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.userfunc import OwnFunction
@@ -172,7 +173,7 @@ def run(build_stream: Callable[[Stream], Stream], records: Any) -> list[Any]:
     return life.records
 
 
-KINDS = ("coroutine", "blocking", "returned")
+KINDS = ("coroutine", "blocking")
 
 
 def called(kind: str, blocking: Callable[[Any], Any], waits_s: Callable[[Any], float] = lambda record: 0.0) -> Any:
@@ -190,8 +191,8 @@ def called(kind: str, blocking: Callable[[Any], Any], waits_s: Callable[[Any], f
 
 
 def of_kind(kind: str, coroutine: Callable[[Any], Any], blocking: Callable[[Any], Any]) -> Any:
-    """The function of a kind. "returned": one that is not written with `async def`, and returns a coroutine."""
-    return {"coroutine": coroutine, "blocking": blocking, "returned": lambda record: coroutine(record)}[kind]  # noqa: PLW0108
+    """The function of a kind."""
+    return {"coroutine": coroutine, "blocking": blocking}[kind]
 
 
 # --- results -------------------------------------------------------------------------------------------------------
@@ -393,9 +394,8 @@ def test_a_call_that_takes_too_long_has_failed(kind: str) -> None:
         ended.set()
 
 
-@pytest.mark.parametrize("kind", ["coroutine", "returned"])
 @pytest.mark.parametrize("over", [False, True])
-def test_a_timeout_says_when_a_coroutine_has_held_up_the_others(kind: str, over: bool) -> None:
+def test_a_timeout_says_when_a_coroutine_has_held_up_the_others(over: bool) -> None:
     blocks_s = 0.4 if over else 1.0  # it has ended before the time of the others is over, or it has not
 
     async def fn(n: int) -> int:
@@ -412,14 +412,14 @@ def test_a_timeout_says_when_a_coroutine_has_held_up_the_others(kind: str, over:
         stream.dead_letters().write(Collect(), name="letters")
         return [letter.error for letter in testing.run(flow, batch_size=4)["letters"]]
 
-    told = letters(of_kind(kind, fn, int))
+    async def waits(n: int) -> None:
+        await asyncio.sleep(100)
+
+    told = letters(fn)
     assert len(told) == 4
     assert all("TimeoutError: the call has not ended within timeout_s=0.5. Meanwhile the" in each for each in told)
     assert all("stood still for 0." in each and "await asyncio.to_thread(" in each for each in told)
-    assert (
-        letters(of_kind(kind, lambda n: asyncio.sleep(100), int))
-        == ["TimeoutError: the call has not ended within timeout_s=0.5"] * 4
-    )
+    assert letters(waits) == ["TimeoutError: the call has not ended within timeout_s=0.5"] * 4
 
 
 class Late:
@@ -517,13 +517,12 @@ def test_a_function_that_never_returns_does_not_use_up_the_threads() -> None:
         never.set()
 
 
-@pytest.mark.parametrize("kind", ["coroutine", "returned"])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_coroutine_whose_time_is_over_has_failed_at_once_and_keeps_its_place_until_it_has_ended(
-    ordered: bool, kind: str, caplog: pytest.LogCaptureFixture
+    ordered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     late = Late(5)
-    fn = late.function(kind)
+    fn = late.function("coroutine")
     life = Life(
         flow_of(
             lambda s: s.map_async(
@@ -559,10 +558,9 @@ def test_a_coroutine_whose_time_is_over_has_failed_at_once_and_keeps_its_place_u
         loop.join(30)
 
 
-@pytest.mark.parametrize("kind", ["coroutine", "returned"])
-def test_a_coroutine_is_called_again_only_when_it_has_a_place(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_coroutine_is_called_again_only_when_it_has_a_place(caplog: pytest.LogCaptureFixture) -> None:
     late = Late(1)
-    fn = late.function(kind)
+    fn = late.function("coroutine")
     life = Life(
         flow_of(lambda s: s.map_async(fn, concurrency=1, timeout_s=0.1, retries=1, retry_wait_s=0.001), [0, 1]).plan(1),
         epochs=False,
@@ -935,37 +933,22 @@ class AsyncClient:
         return await in_a_moment(n)
 
 
-@functools.wraps(in_a_moment)
-def decorated(n: int) -> Any:
-    return in_a_moment(n)
-
-
 async def forgetful(n: int) -> Any:
     return in_a_moment(n)  # without `await`
 
 
-WAYS: dict[str, Any] = {
-    "lambda": lambda n: in_a_moment(n + 0),
+COROUTINES: dict[str, Any] = {
     "partial": functools.partial(in_a_moment, more=0),
-    "partial of a plain function": functools.partial(lambda n, more: in_a_moment(n - more, more), more=3),
-    "decorated": decorated,
-    "object": Client(),
     "object of coroutines": AsyncClient(),
     "method": Client().get,
-    "class": Client,
     "class of coroutines": AsyncClient,
-    "awaitable": Later,
     "coroutine of a coroutine": forgetful,
-    "lambda of that": lambda n: forgetful(n + 0),
-    "only some": lambda n: in_a_moment(n) if n % 3 else n,
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_whatever_can_be_awaited_is_awaited(way: str) -> None:
-    fn = WAYS[way]
-    if way == "awaitable":
-        fn = functools.partial(Later)
+@pytest.mark.parametrize("way", COROUTINES)
+def test_coroutine_functions_of_all_kinds_are_awaited(way: str) -> None:
+    fn = COROUTINES[way]
     assert run(lambda s: s.map_async(fn, concurrency=5), range(20)) == list(range(20))
     assert run(lambda s: s.map_async(fn, timeout_s=60, ordered=False), [7]) == [7]
     flow = Flow("f", parallelism=1)
@@ -973,34 +956,22 @@ def test_whatever_can_be_awaited_is_awaited(way: str) -> None:
     assert testing.run(flow, fail_at=3)["out"] == list(range(6))
 
 
-def test_a_returned_coroutine_that_fails_obeys_on_error() -> None:
-    async def fail(n: int) -> int:
-        return 6 // n
-
-    fn = of_kind("returned", fail, int)
-    assert run(lambda s: s.map_async(fn, on_error="skip"), [0, 1, 0, 2]) == [6, 3]
-    with pytest.raises(RecordError, match="ZeroDivisionError") as caught:
-        run(lambda s: s.map_async(fn), [1, 0])
-    assert (caught.value.location or "").startswith(__file__)
+PLAIN: dict[str, Any] = {
+    "lambda": lambda n: in_a_moment(n + 0),
+    "object": Client(),
+    "awaitable": functools.partial(Later),
+    "only some": lambda n: in_a_moment(n) if n % 3 else n,
+}
 
 
-def test_a_late_coroutine_that_was_returned_keeps_its_thread_and_others_get_theirs() -> None:
-    late = Late(1)
-    fn = late.function("returned")
-    calls = ThreadCaller(OwnFunction(fn), "calls", lambda: None)
-    try:
-        first, second = (Attempt(None, n) for n in (0, 1))  # type: ignore[arg-type]
-        calls.begin([first])
-        until(lambda: late.begun == [0], "the first call has begun")
-        assert calls.abandon(first)
-        calls.begin([second])
-        until(lambda: calls.answered == 1, "the second call has an answer")
-        assert calls.late == 1
-        late.end()
-        until(lambda: calls.late == 0, "the first call has ended")
-    finally:
-        late.end()
-        calls.close()
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("way", PLAIN)
+def test_a_plain_function_that_returns_a_coroutine_ends_the_job_whatever_on_error_says(way: str, alone: bool) -> None:
+    """The mistake is the program's, so no record may be skipped for it."""
+    with pytest.raises(RecordError, match=r"'ask' failed: .*must be awaited, and is not written with `async def`"):
+        run_perhaps_alone(
+            lambda s: s.map_async(PLAIN[way], name="ask", on_error="skip", retries=3, retry_wait_s=60), range(5), alone
+        )
 
 
 # --- opening, closing, idling --------------------------------------------------------------------------------------
@@ -1096,9 +1067,8 @@ def test_a_stage_that_was_never_opened_can_be_closed() -> None:
     operator.stage(StageContext(operator)).close(True)
 
 
-@pytest.mark.parametrize("returned", [False, True])
 @pytest.mark.parametrize("how", ["coroutine", "stubborn", "blocked", "thread"])
-def test_closing_does_not_wait_for_calls_that_hang(how: str, returned: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_does_not_wait_for_calls_that_hang(how: str, caplog: pytest.LogCaptureFixture) -> None:
     began, over = Event(), Event()
 
     async def hang(n: int) -> int:
@@ -1117,7 +1087,7 @@ def test_closing_does_not_wait_for_calls_that_hang(how: str, returned: bool, cap
         over.wait()
         return n
 
-    fn = block if how == "thread" else of_kind("returned", hang, block) if returned else hang
+    fn = block if how == "thread" else hang
     life = Life(flow_of(lambda s: s.map_async(fn), [1]).plan(1), epochs=False)
     loop = threading.Thread(target=life.loop.run)
     loop.start()
@@ -1466,13 +1436,10 @@ def test_record_by_record_each_call_is_noted_while_nothing_else_is_under_way(
     assert life.stage().errors.skipped == 1
 
 
-@pytest.mark.parametrize("kind", ["coroutine", "returned"])
 @pytest.mark.parametrize("retries", [0, 2])
-def test_record_by_record_a_late_call_keeps_its_place_too(
-    retries: int, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_record_by_record_a_late_call_keeps_its_place_too(retries: int, caplog: pytest.LogCaptureFixture) -> None:
     late = Late(1)
-    fn = late.function(kind)
+    fn = late.function("coroutine")
     life = Life(
         flow_of(
             lambda s: s.map_async(fn, concurrency=1, timeout_s=0.1, retries=retries, on_error="skip"), range(5)

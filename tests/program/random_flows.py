@@ -16,7 +16,8 @@ from inspect import isawaitable
 from typing import Any
 
 from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session, Sliding, Tumbling
-from penstock.runtime.operators.asynchronous import Attempt, Caller, MapAsync
+from penstock.runtime.operators.asynchronous import MapAsync
+from penstock.runtime.operators.callers import Attempt, Caller
 from penstock.runtime.operators.process import BroadcastProcessFunction, CoProcessFunction, ProcessContext
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.collect import Collect
