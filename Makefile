@@ -98,17 +98,17 @@ campaign-kill: setup ## kill N (200) processes of real jobs at random instants, 
 	$(BIN)/python -m tests.e2e.kill_campaign --kills $(or $(N),200) --seed $(SEED) $(ARGS)
 
 campaign-hosts: setup ## let N (60) faults happen to jobs over several hosts: processes, hosts, links; from SEED
-	$(BIN)/python -m tests.hosts.campaign --faults $(or $(N),60) --seed $(SEED) $(ARGS)
+	$(BIN)/python -m tests.namespaces.campaign --faults $(or $(N),60) --seed $(SEED) $(ARGS)
 
 campaign-switching-trees: setup ## the same with N (40) faults of relays and links, while trees switch every second
-	$(BIN)/python -m tests.hosts.campaign --faults $(or $(N),40) --seed $(SEED) --hosts 4 --flow "to all" \
+	$(BIN)/python -m tests.namespaces.campaign --faults $(or $(N),40) --seed $(SEED) --hosts 4 --flow "to all" \
 	  --trees toggle:1 --kinds relay,relay-stop,cut-relay,cut-0.2,cut-3 --rate 4000 --seconds 40 $(ARGS)
 
 campaign-apps: setup ## run N (60) jobs of the applications that are killed, rescaled and moved, starting from SEED
 	$(BIN)/python -m tests.apps.campaign --runs $(or $(N),60) --seed $(SEED) $(ARGS)
 
 campaign-apps-on-hosts: setup ## the applications on 1, 2 and 4 hosts: YSB through Spark, ride-hailing through trees
-	$(BIN)/python -m tests.hosts.apps $(ARGS)
+	$(BIN)/python -m tests.namespaces.apps $(ARGS)
 
 campaign-switch: setup ## run N (50) jobs that go to Spark and back while their processes are killed, from SEED
 	$(BIN)/python -m tests.e2e.switch_campaign --runs $(or $(N),50) --seed $(SEED) $(ARGS)

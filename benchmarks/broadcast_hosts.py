@@ -1,5 +1,5 @@
 """Broadcast to tasks on four hosts: what the source's host sends, how often a batch is encoded, and how much of the
-time that takes (docs/papers.md: W1, W2). The hosts are network namespaces of this machine (tests/hosts).
+time that takes (docs/papers.md: W1, W2). The hosts are network namespaces of this machine (tests/namespaces).
 
 What the source's worker sends is counted by its transport, with the heads of its frames and of the relays' messages.
 The counters of the host's interface also have the heads of TCP/IP and Ethernet, acknowledgements, and what the
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Bench, Skipped, WrongResult, median
-from tests.hosts import spaces
-from tests.hosts.hosts import ROOT, Hosts
-from tests.hosts.ray_cluster import RayCluster
+from tests.namespaces import spaces
+from tests.namespaces.hosts import ROOT, Hosts
+from tests.namespaces.ray_cluster import RayCluster
 
 HOSTS = 4
 TASKS = (4, 16, 64)

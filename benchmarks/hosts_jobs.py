@@ -1,6 +1,6 @@
 """Jobs over two hosts beside the same jobs on one: WordCount's throughput and CPU time, Bytewax over the same link, and
 how long a record is under way. Before them, what the transport alone carries. See README.md. The hosts are network
-namespaces of this machine (tests/hosts)."""
+namespaces of this machine (tests/namespaces)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from benchmarks import pacing, stamps, text
 from benchmarks.common import Bench, Skipped, WrongResult, median, quantile
 from benchmarks.hosts_links import round_trips, shape, socket_pair
 from benchmarks.throughput import Input
-from tests.hosts import spaces
-from tests.hosts.hosts import ROOT, Hosts
-from tests.hosts.ray_cluster import RayCluster
+from tests.namespaces import spaces
+from tests.namespaces.hosts import ROOT, Hosts
+from tests.namespaces.ray_cluster import RayCluster
 
 RATE = 1_000
 RECORD_BYTES = 100

@@ -1,7 +1,7 @@
 """What the links between hosts of the tests carry for plain programs: sockets alone, and multicast trees of plain
 forwarders with every link at 100 Mbit/s. What Penstock sends over such links is judged by these figures.
 
-The hosts are network namespaces of this machine (tests/hosts). A plain forwarder takes a body and sends it to its
+The hosts are network namespaces of this machine (tests/namespaces). A plain forwarder takes a body and sends it to its
 children one after the other, by blocking calls: it has no queue but the kernel's.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.common import Bench, Skipped, median, quantile
 from penstock.runtime.multicast.building import binomial, non_blocking, sequential
 from penstock.runtime.multicast.tree import Tree
-from tests.hosts import spaces
-from tests.hosts.hosts import ROOT, Host, Hosts
+from tests.namespaces import spaces
+from tests.namespaces.hosts import ROOT, Host, Hosts
 
 BODY = 16 * 1024
 LINK = 100e6

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from benchmarks.common import Bench, Skipped, median
-from tests.hosts import spaces
-from tests.hosts.hosts import ROOT, Hosts
-from tests.hosts.ray_cluster import RayCluster
+from tests.namespaces import spaces
+from tests.namespaces.hosts import ROOT, Hosts
+from tests.namespaces.ray_cluster import RayCluster
 
 HOSTS = 4
 APPS = ("sol", "throughput", "rides")

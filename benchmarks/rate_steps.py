@@ -18,8 +18,8 @@ from benchmarks.hosts_links import BODY, BURST, shape
 from benchmarks.multicast_model import COPY_OF_STEPS_S, STEPS
 from benchmarks.relay_trees import multicast
 from penstock.runtime.multicast.reach import binomial_degree
-from tests.hosts import spaces
-from tests.hosts.hosts import Hosts
+from tests.namespaces import spaces
+from tests.namespaces.hosts import Hosts
 
 LINK = 50e6  # the relays of all hosts share this machine's processors, which are not to be what limits a tree
 _BODIES = 0.95  # of what a link carries, the rest are the heads of frames

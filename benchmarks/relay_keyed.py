@@ -1,8 +1,8 @@
 """What goes to one worker each, straight from worker to worker beside the way through the relays of both hosts
 (docs/papers.md: W2).
 
-The sources are on one network namespace of this machine (tests/hosts), and as many sinks on another. The relays are
-minimal: they read no more of a message than for whom it is, and put what goes to one host into one message. A relay of
+The sources are in one network namespace (tests/namespaces), and as many sinks in another. The relays are minimal:
+they read no more of a message than for whom it is, and put what goes to one host into one message. A relay of
 the product would do more. Sources that themselves put up to 16 messages to a sink into one are shown beside, because a
 relay gains by sending together, which needs no relay. What is counted is the processor time of all processes on both
 hosts, and how old a message is when it comes.
@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.common import Bench, Skipped, WrongResult, median, quantile
 from benchmarks.relay_keyed_peer import RELAY_IN, RELAY_OUT, SINKS
-from tests.hosts import spaces
-from tests.hosts.hosts import ROOT, Host, Hosts
+from tests.namespaces import spaces
+from tests.namespaces.hosts import ROOT, Host, Hosts
 
 #: Bytes of a message: a record alone, a small batch, and two batches of usual sizes.
 SIZES = (100, 1024, 8 * 1024, 64 * 1024)

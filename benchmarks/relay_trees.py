@@ -1,7 +1,7 @@
 """What Penstock's relays carry along multicast trees whose links all have 100 Mbit/s (docs/papers.md: W3, W6).
 
-The relays are alone, without Ray and tasks, in network namespaces of this machine (tests/hosts). Each is a Relay with
-its loop; the root is that of a job's worker, with the credit of a job. A tree can carry the rate of a link, divided by
+The relays are alone, without Ray and tasks, in network namespaces (tests/namespaces). Each is a Relay with its loop;
+the root is that of a job's worker, with the credit of a job. A tree can carry the rate of a link, divided by
 the children of the node that has most. Plain forwarders (hosts_links.py), which have no queue but the kernel's, take
 turns with the relays.
 
@@ -27,8 +27,8 @@ from penstock.runtime.multicast.building import non_blocking, sequential
 from penstock.runtime.multicast.reach import binomial_degree
 from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.relaying.wire import FIRST_RELAY
-from tests.hosts import spaces
-from tests.hosts.hosts import ROOT, Hosts
+from tests.namespaces import spaces
+from tests.namespaces.hosts import ROOT, Hosts
 
 SMALL = 150
 _LIMIT_S = 120.0

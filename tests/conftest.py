@@ -19,7 +19,7 @@ from tests.tiers import tier_of
 
 if TYPE_CHECKING:
     from penstock.bridge.session import Session
-    from tests.hosts.hosts import Hosts
+    from tests.namespaces.hosts import Hosts
 
 # `make test` tries so many examples of each property, others each time; `make campaign-properties` tries thousands. How
 # long an example takes says how busy the machine is.
@@ -181,10 +181,10 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
 
 @pytest.fixture
 def new_hosts() -> Iterator[Callable[[int], Hosts]]:
-    """Makes hosts on this machine, each with a network, shared memory and processes of its own (tests/hosts/hosts.py),
-    which end with the test. Who may not make them skips the test."""
-    from tests.hosts import spaces
-    from tests.hosts.hosts import Hosts
+    """Makes hosts with networks, shared memory and processes of their own (tests/namespaces/hosts.py), which end
+    with the test. Who may not make them skips the test."""
+    from tests.namespaces import spaces
+    from tests.namespaces.hosts import Hosts
 
     if reason := spaces.why_not():
         pytest.skip(reason)

@@ -36,7 +36,7 @@ APART = (
     "tests/e2e/test_store_faults.py",
     "tests/epochs/test_simulated.py",
     "tests/guests/test_guests.py",
-    "tests/hosts/test_hosts.py",
+    "tests/namespaces/test_hosts.py",
     "tests/ring/test_stress.py",
 )
 #: Ends the name under which the scheduler knows a test that uses the cluster (tests/conftest.py).
@@ -50,7 +50,7 @@ FIRST = (
     "tests/placement/test_groups.py",
     "tests/e2e/test_dual.py::test_windows_",
     "tests/guests/test_guests.py",
-    "tests/hosts/test_jobs.py",
+    "tests/namespaces/test_jobs.py",
     "tests/e2e/test_pauses.py",
     "tests/apps/test_cli.py::test_resume_",
     "tests/e2e/test_clusters.py",
@@ -62,7 +62,7 @@ FIRST = (
     "tests/epochs/test_store_faults.py",
     "tests/docs/test_examples.py::test_examples",
     "tests/e2e/",
-    "tests/hosts/",
+    "tests/namespaces/",
     "tests/ring/test_stress.py",
     "tests/epochs/test_simulated.py",
     "tests/bridge/test_session.py",

@@ -25,7 +25,7 @@ SECOND = (
     "tests/e2e/test_spark.py",
     "tests/epochs/test_store_s3.py",
     "tests/guests/",
-    "tests/hosts/",
+    "tests/namespaces/",
     "tests/ring/test_stress.py",
 )
 

@@ -1,4 +1,4 @@
-"""A worker's end of the TCP transport on a host of tests/hosts, which sends a numbered message every 2 ms.
+"""A worker's end of the TCP transport on a host of tests/namespaces, which sends a numbered message every 2 ms.
 
     python -m tests.transport.on_a_host WORKER HOST
 

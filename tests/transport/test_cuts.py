@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.hosts import Host, Hosts
-from tests.hosts.links import Way
+from tests.namespaces.hosts import Host, Hosts
+from tests.namespaces.links import Way
 from tests.transport.networks import LIMIT_S
 
 

@@ -1,11 +1,11 @@
 """The campaign of hosts: jobs over several machines, to whose processes, machines and links something happens.
 
-    python -m tests.hosts.campaign --faults 60 --seed 1
-    python -m tests.hosts.campaign --faults 10 --hosts 2 --kinds host,cut-3
-    python -m tests.hosts.campaign --faults 10 --hosts 1          only processes; nothing leaves the machine
+    python -m tests.namespaces.campaign --faults 60 --seed 1
+    python -m tests.namespaces.campaign --faults 10 --hosts 2 --kinds host,cut-3
+    python -m tests.namespaces.campaign --faults 10 --hosts 1          only processes; nothing leaves the machine
     make campaign-switching-trees                                 relays and links, while trees switch every second
 
-It makes hosts on this machine (tests/hosts/hosts.py), starts Ray on each, and runs the jobs of the kill campaign
+It makes hosts on this machine (tests/namespaces/hosts.py), starts Ray on each, and runs the jobs of the kill campaign
 (tests/e2e/kill_campaign.py) on host 0 over all hosts, with their checkpoints and outputs in a directory that all hosts
 share. Beside its "worker", "master", "two", "pause", "pause-master", "file" and "store" there are:
 
@@ -65,12 +65,12 @@ from tests.e2e.kill_campaign import (
 )
 from tests.e2e.processes import wait_until
 from tests.e2e.recovery_flows import FLOWS
-from tests.hosts import spaces
-from tests.hosts.hosts import ROOT, Hosts
-from tests.hosts.links import Ways
-from tests.hosts.lost_head import lose_head
-from tests.hosts.ray_cluster import RayCluster
-from tests.hosts.remote import Harm, Remote
+from tests.namespaces import spaces
+from tests.namespaces.hosts import ROOT, Hosts
+from tests.namespaces.links import Ways
+from tests.namespaces.lost_head import lose_head
+from tests.namespaces.ray_cluster import RayCluster
+from tests.namespaces.remote import Harm, Remote
 
 #: What happens to single processes and to the store, as in the kill campaign.
 PROCESSES = ("worker", "master", "two", "pause", "pause-master", "file", "store")
@@ -88,7 +88,7 @@ TURNS = ("wordcount", "to all")  # the flows; the second has relays
 STARTS = 3  # of one job
 RAY_KNOWS_S = 300.0
 # With these settings Ray declares a node dead that has been silent for some 25 s, so during the long cut, and not at
-# any time after it (see tests/hosts/ray_cluster.py). A busy machine answers sooner than within three seconds.
+# any time after it (see tests/namespaces/ray_cluster.py). A busy machine answers sooner than within three seconds.
 RAY = {
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "2000",
@@ -413,7 +413,7 @@ def driver(settings: dict[str, Any]) -> int:
 
 def _replayed(options: argparse.Namespace, name: str, seed: int, left: int) -> str:
     return (
-        f"python -m tests.hosts.campaign --seed {seed} --runs 1 --faults {min(left, options.per_run)} "
+        f"python -m tests.namespaces.campaign --seed {seed} --runs 1 --faults {min(left, options.per_run)} "
         f"--hosts {options.hosts} --flow '{name}' --workers {options.workers} --kinds {options.kinds} "
         f"--rate {options.rate:g} --seconds {options.seconds:g} --interval {options.interval:g} "
         f"--per-run {options.per_run} --trees {options.trees}"
@@ -422,7 +422,7 @@ def _replayed(options: argparse.Namespace, name: str, seed: int, left: int) -> s
 
 def main() -> int:
     """Make the hosts, and run the driver on the first of them."""
-    parser = argparse.ArgumentParser(prog="python -m tests.hosts.campaign", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.namespaces.campaign", description=__doc__.split("\n\n")[0])
     parser.add_argument("--faults", dest="kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1, help="of the first run; the next one's is one more")
     parser.add_argument("--hosts", type=int, default=3)
@@ -470,7 +470,7 @@ def main() -> int:
             "local": False,
         }
         program = hosts[0].start(
-            [sys.executable, "-m", "tests.hosts.campaign", "--on-host", json.dumps(settings)],
+            [sys.executable, "-m", "tests.namespaces.campaign", "--on-host", json.dumps(settings)],
             env={**cluster.environment, "XDG_STATE_HOME": str(place / "state")},
             directory=ROOT,
             pass_fds=[there.fileno()],

@@ -26,8 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.hosts.links import Link, Ways
-from tests.hosts.spaces import PATH, Space, own_clocks
+from tests.namespaces.links import Link, Ways
+from tests.namespaces.spaces import PATH, Space, own_clocks
 
 ROOT = Path(__file__).parents[2]
 SHM_BYTES = 2 << 30

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.processes import wait_until
-from tests.hosts.campaign import HostsPlace
-from tests.hosts.hosts import Host, Hosts
-from tests.hosts.remote import Harm
+from tests.namespaces.campaign import HostsPlace
+from tests.namespaces.hosts import Host, Hosts
+from tests.namespaces.remote import Harm
 
 
 class _Asked:

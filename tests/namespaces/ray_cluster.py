@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.hosts.hosts import Host, Hosts
+from tests.namespaces.hosts import Host, Hosts
 
 PORT = 6379
 #: Settings with which Ray notices soon that a host has gone.

@@ -17,9 +17,9 @@ from penstock.placement.hop_costs import NODE_COST_LEAST, NODE_COST_MOST
 from penstock.runtime.relaying.wire import HEAD_BYTES
 from penstock.runtime.transport.framing import HEAD_BYTES as FRAME_HEAD_BYTES
 from tests.e2e.processes import LIMIT_S, wait_until
-from tests.hosts import spaces
-from tests.hosts.hosts import OWN, ROOT, Hosts
-from tests.hosts.ray_cluster import RayCluster
+from tests.namespaces import spaces
+from tests.namespaces.hosts import OWN, ROOT, Hosts
+from tests.namespaces.ray_cluster import RayCluster
 from tests.transport.certificates import Folder
 
 pytestmark = pytest.mark.ray

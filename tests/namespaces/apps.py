@@ -1,8 +1,8 @@
 """The applications over several hosts: whatever the number of hosts, the answer is that of a plain loop.
 
-    python -m tests.hosts.apps                            all applications of APPS on 1, 2 and 4 hosts
-    python -m tests.hosts.apps --apps ysb --hosts 2 --dual off
-    python -m tests.hosts.apps --apps rides,stock --hosts 2,4 --moves 5
+    python -m tests.namespaces.apps                            all applications of APPS on 1, 2 and 4 hosts
+    python -m tests.namespaces.apps --apps ysb --hosts 2 --dual off
+    python -m tests.namespaces.apps --apps rides,stock --hosts 2,4 --moves 5
 
 YSB goes through Spark in micro-batches. Spark is RayDP's, with an executor on each of as many hosts. So there are
 workers that send their micro-batches to a bridge on another host, and executors that read them from there.
@@ -40,9 +40,9 @@ from tests.apps.rides_checker import expected as expected_rides
 from tests.apps.stock_checker import expected as expected_trades
 from tests.e2e.processes import wait_until
 from tests.e2e.switch_campaign import Held
-from tests.hosts import spaces
-from tests.hosts.hosts import ROOT, Hosts
-from tests.hosts.ray_cluster import RayCluster
+from tests.namespaces import spaces
+from tests.namespaces.hosts import ROOT, Hosts
+from tests.namespaces.ray_cluster import RayCluster
 
 APPS = ("wordcount", "grep", "sol", "ysb", "rides", "stock")
 HOSTS = (1, 2, 4)
@@ -289,7 +289,7 @@ def run(apps: list[str], counts: list[int], records: int, dual: str, moves: int 
                 with tempfile.TemporaryDirectory(prefix="penstock-apps-") as folder:
                     settings = {"app": app, "hosts": count, "records": records, "dual": dual, "folder": folder}
                     settings["moves"] = moves if count > 1 else 0
-                    program = f"from tests.hosts.apps import driver; driver({settings!r})"
+                    program = f"from tests.namespaces.apps import driver; driver({settings!r})"
                     printed = hosts[0].python(program, env=cluster.environment, directory=ROOT, limit_s=3 * LIMIT_S)
                 said = json.loads(printed.splitlines()[-1])
                 through = f", {said['in_spark']:,} of them through Spark" if said["in_spark"] else ""
@@ -306,7 +306,7 @@ def run(apps: list[str], counts: list[int], records: int, dual: str, moves: int 
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m tests.hosts.apps", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.namespaces.apps", description=__doc__.split("\n\n")[0])
     parser.add_argument("--apps", default=",".join(APPS))
     parser.add_argument("--hosts", default=",".join(map(str, HOSTS)))
     parser.add_argument("--records", type=int, default=40_000)

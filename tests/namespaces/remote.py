@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.hosts.hosts import Hosts
-from tests.hosts.links import Way, Ways
-from tests.hosts.ray_cluster import RayCluster
+from tests.namespaces.hosts import Hosts
+from tests.namespaces.links import Way, Ways
+from tests.namespaces.ray_cluster import RayCluster
 
 
 class Harm:

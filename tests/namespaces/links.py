@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from tests.hosts.spaces import Space
+    from tests.namespaces.spaces import Space
 
 Way = Literal["out", "in", "both"]
 #: Of a cut between two hosts: from the first to the second, from the second to the first, or both.

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.processes import LIMIT_S
-from tests.hosts import spaces
-from tests.hosts.hosts import ROOT, Hosts
-from tests.hosts.links import Ways
-from tests.hosts.ray_cluster import RayCluster
+from tests.namespaces import spaces
+from tests.namespaces.hosts import ROOT, Hosts
+from tests.namespaces.links import Ways
+from tests.namespaces.ray_cluster import RayCluster
 
 pytestmark = pytest.mark.ray
 

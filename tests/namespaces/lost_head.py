@@ -1,7 +1,7 @@
 """A job that loses its cluster: the host with Ray's head, the JobMaster and the driver loses its power, and the job is
 resumed on a new cluster of the other hosts, from its store, with an exact output.
 
-    python -m tests.hosts.lost_head --seed 1
+    python -m tests.namespaces.lost_head --seed 1
 
 `make campaign-hosts` runs it before its own faults.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from tests.e2e.processes import wait_until
 from tests.e2e.recovery_flows import counted_up, hidden_files, parts, word_of
-from tests.hosts.hosts import ROOT, Host, Hosts
-from tests.hosts.ray_cluster import RayCluster
+from tests.namespaces.hosts import ROOT, Host, Hosts
+from tests.namespaces.ray_cluster import RayCluster
 
 NAME = "lost-head"
 RECORDS, RATE = 200_000, 20_000.0
@@ -103,7 +103,7 @@ def lose_head(place: Path, seed: int, count: int = 3) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.hosts.lost_head", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.namespaces.lost_head", description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hosts", type=int, default=3)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Process 1 of a host of the tests (tests/hosts/hosts.py): makes the host's own directories, then waits for its end.
+"""Process 1 of a host of the tests (tests/namespaces/hosts.py): makes its directories, then waits for its end.
 
     python init.py SETTINGS      in new namespaces; SETTINGS is a JSON object
 

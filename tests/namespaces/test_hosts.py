@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from tests.e2e.processes import wait_gone, wait_until
-from tests.hosts import spaces
-from tests.hosts.hosts import OWN, ROOT, Host, Hosts
-from tests.hosts.links import Ways
+from tests.namespaces import spaces
+from tests.namespaces.hosts import OWN, ROOT, Host, Hosts
+from tests.namespaces.links import Ways
 
 NewHosts = Callable[[int], Hosts]
 
@@ -336,7 +336,7 @@ def test_nothing_is_left_when_the_tests_are_killed() -> None:
     if reason := spaces.why_not():
         pytest.skip(reason)
     text = (
-        "from tests.hosts.hosts import Hosts\n"
+        "from tests.namespaces.hosts import Hosts\n"
         "hosts = Hosts(2)\n"
         "hosts[0].link.delay(0.01)\n"
         "started = [host.start(['sleep', '1000']) for host in hosts]\n"
