@@ -41,7 +41,7 @@ class EndSpark:
 
 @dataclass(frozen=True)
 class KillSpark:
-    """Kill what is left of Spark. No answer is expected."""
+    """Kill the processes of Spark. No answer is expected."""
 
     life: int
     reason: str
@@ -106,7 +106,7 @@ class Warn:
 
 @dataclass(frozen=True)
 class Note:
-    """Write into the log what a switch that is over was predicted to do, and what it did."""
+    """Write a line into the log, as of the prediction and the outcome of a switch."""
 
     text: str
 

@@ -22,7 +22,6 @@ LEFT = {
     "actors/job_master": 3,
     "actors/ray_link": 1,
     "actors/spark_bridge": 3,
-    "actors/spark_carrier": 1,
     "apps/cli": 2,
     "apps/nexmark": 1,
     "apps/own": 1,

@@ -166,7 +166,7 @@ class Carrier(Protocol):
         ...
 
     def bridges(self) -> StartBridge | None:
-        """Returns what starts the process that holds Spark, or None for a job that does not use Spark."""
+        """Returns the starter of the process that holds Spark, or None for a job that does not use Spark."""
         ...
 
     def running(self, runner: JobRunner) -> None:
@@ -653,7 +653,7 @@ class JobRunner:
         return None
 
     def _prepare_for_spark(self) -> Callable[[Plan], ParadigmScheduler] | None:
-        """Returns what makes the paradigm scheduler (docs/papers.md: D6), or None for a job that does not use Spark."""
+        """Returns the maker of the paradigm scheduler (docs/papers.md: D6), or None for a job without Spark."""
         dual, start, hang_timeout_s = self.options.dual, self._carrier.bridges(), self.options.hang_timeout_s
         if dual is None or start is None:
             return None

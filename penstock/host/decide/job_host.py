@@ -570,7 +570,7 @@ class JobHost:
         return self._of_scheduler(lambda scheduler: scheduler.spark_answered(life), now)
 
     def range_tried(self, life: int, chain: int, trial: RangeTrial, now: float) -> list[HostCommand]:
-        """Takes what came of the trial of a range in Spark."""
+        """Takes the outcome of the trial of a range in Spark."""
         return self._of_scheduler(lambda scheduler: scheduler.range_tried(now, life, chain, trial), now)
 
     def trial_failed(self, life: int, chain: int, why: str, now: float) -> list[HostCommand]:
@@ -633,8 +633,8 @@ class JobHost:
             self._not_done(command, None, now)
 
     def _not_done(self, command: spark.WorkerCommand, why: str | None, now: float) -> None:
-        """Tells the paradigm scheduler why a worker has not done what it was to do; None: its process or its run loop
-        has ended."""
+        """Tells the paradigm scheduler why a worker has refused its command; None: the process or the run loop has
+        ended."""
         number = command.number
         if not isinstance(command, spark.TakeSample):
             self._schedule(lambda scheduler: scheduler.refused(now, number, why), now)

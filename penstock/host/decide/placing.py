@@ -1,4 +1,4 @@
-"""What a JobHost needs of placement: the Placer of a job on Ray, or what places the tasks of a local job."""
+"""The interface of placement for a JobHost: the Placer of a job on Ray has it, and LocalPlacing."""
 
 from __future__ import annotations
 
