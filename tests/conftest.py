@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
     "penstock",
-    max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "30")),
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )

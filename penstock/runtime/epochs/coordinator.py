@@ -95,7 +95,7 @@ class Change:
 
 @dataclass(frozen=True)
 class BuildTasks:
-    """Tell all workers to build these tasks again from what `entries` have saved (no entries: from the start). Each
+    """Tell all workers to build these tasks again from the saved state in `entries` (no entries: from the start). Each
     worker answers `built`.
 
     `change`: the tasks belong to this plan from now on. `changed`: the entries, by number, are all those of another
@@ -210,7 +210,8 @@ Command = (
 
 
 class CoordinatorState(State):
-    """What the coordinator waits for. In all states but the last two, the tasks that do not go back continue."""
+    """The event that the coordinator waits for. In all states but the last two, the tasks that do not go back
+    continue."""
 
     CREATED = "CREATED", "The host has not asked for anything yet."
     STARTING = "STARTING", "Processes of workers are awaited."
@@ -421,7 +422,7 @@ class Coordinator:
 
     @property
     def state(self) -> CoordinatorState:
-        """What the coordinator waits for."""
+        """The event that the coordinator waits for."""
         return self._life.state
 
     # --- events --------------------------------------------------------------------------------------------------
@@ -779,7 +780,7 @@ class Coordinator:
     # --- what others may look at -----------------------------------------------------------------------------------
 
     def entries(self) -> dict[int, TaskEntry]:
-        """What each task has saved with the last complete epoch."""
+        """The state that each task has saved with the last complete epoch."""
         return self._entries
 
     def finished(self) -> frozenset[int]:
@@ -914,7 +915,7 @@ class Coordinator:
         return frozenset(task for task in self._tasks.difference(ended) if placed[task] != self.placed[task])
 
     def _undo(self, tasks: Iterable[int]) -> None:
-        """Drops what these tasks have reported since the last complete epoch."""
+        """Drops the reports of these tasks since the last complete epoch."""
         for task in tasks:
             self._finished.pop(task, None)
             self._chains.pop(task, None)

@@ -45,18 +45,18 @@ def store_error(what: str, error: Exception) -> StoreError:
 
 
 class NotAsWritten(FileNotFoundError):
-    """What has a file's name is certainly not the file that was written. The message says what it is."""
+    """The file of this name is certainly not the file that was written. The message says what it is."""
 
 
 class Files(Protocol):
-    """What a store needs of a file system: files in folders of the job's directory, whose names have one '/'. It raises
-    whatever the file system raises, and FileNotFoundError for a file that does not exist."""
+    """The operations of a file system that a store needs: files in folders of the job's directory, whose names have one
+    '/'. It raises whatever the file system raises, and FileNotFoundError for a file that does not exist."""
 
     place: str  # for messages
     remote: bool  # whether waiting is most of what a call takes
 
     def write(self, name: str, parts: Iterable[Buffer], flush: bool) -> None:
-        """Writes a file so that nobody ever sees half of it."""
+        """Writes a file so that no reader ever sees half of it."""
 
     def read(self, name: str, most: int) -> bytes:
         """Returns a file's bytes. Raises NotAsWritten, without reading, when it has more than `most`, and when reading
@@ -205,7 +205,7 @@ class LocalFiles:
         return is_locked(self._root)
 
     def _make(self, folder: str) -> list[str]:
-        """Creates a directory and those above it. Returns those that were missing."""
+        """Creates a directory and the directories above it. Returns those that were missing."""
         missing = self._missing(folder)
         for directory in reversed(missing):
             with suppress(FileExistsError):  # another process is creating it too

@@ -51,7 +51,7 @@ class Blob:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEntry:
-    """What one task has saved."""
+    """The saved state of one task."""
 
     number: int
     name: str
@@ -65,7 +65,7 @@ class TaskEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What an epoch consists of."""
+    """The parts of an epoch."""
 
     version: int = FORMAT
     job: str

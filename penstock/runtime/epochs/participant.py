@@ -96,7 +96,7 @@ class Participant:
         return self.loop.call(self.loop.unpark)
 
     def save_whole_state(self, command: SaveWholeState) -> Future[None]:
-        """Makes these tasks save their whole state, because what they have saved is lost."""
+        """Makes these tasks save their whole state, because their saved state is lost."""
 
         def save_whole_state() -> None:
             for number in command.tasks:
@@ -130,7 +130,7 @@ class Participant:
         return self.loop.call(build_tasks)
 
     def connect_tasks(self, command: ConnectTasks) -> Future[None]:
-        """Connects tasks, and sends them what they have missed."""
+        """Connects tasks, and sends them the messages that they have missed."""
 
         def connect_tasks() -> None:
             self.loop.connect_tasks(set(command.tasks), command.generation)
@@ -146,7 +146,7 @@ class Participant:
     # ---------------------------------------------------------------------------------------------------------------
 
     def read(self, command: BuildTasks) -> dict[int, Saved]:
-        """Reads what the tasks of this worker have saved."""
+        """Reads the saved state of this worker's tasks."""
         try:
             return self._read(command)
         finally:
@@ -187,7 +187,7 @@ class Participant:
         return saved
 
     def _note_reading(self, what: str) -> None:
-        """Notes what is being read, because unpickling it may kill this process."""
+        """Notes the entry that is being read, because unpickling it may kill this process."""
         if self.loop.box is not None:
             self.loop.box.doing(what, reads=True)
 

@@ -28,7 +28,7 @@ Get = Callable[[Blob], Bytes]
 
 
 def read_same(plan: Plan, task: TaskId, entries: Mapping[int, TaskEntry], get: Get) -> Saved:
-    """Reads what a task has saved that is still the same task. `entries` are by task number, and contain those of
+    """Reads the saved state of a task that has not changed. `entries` are by task number, and contain those of
     `savers_of`."""
     entry = entries[task.number]
     merged = Merged(plan.key_groups)
@@ -52,7 +52,7 @@ def savers_of(plan: Plan, task: TaskId) -> set[int]:
 def read_changed(
     plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Get, *, other_program: bool = False
 ) -> Saved:
-    """Reads what the tasks of another plan have saved, for one task of this plan. If another program saved it, its
+    """Reads the saved state of another plan's tasks, for one task of this plan. If another program saved it, its
     classes may have had other fields. A key may then belong to another key group than the one under which it was saved,
     so each task looks for its keys in everything that all tasks saved."""
     chain = plan.chains[task.chain]
@@ -230,7 +230,7 @@ def _own(operator: Operator, savers: list[TaskEntry], get: Get, key_groups: int)
 
 
 def _splits(operator: Read, savers: list[TaskEntry], get: Get, parallelism: int) -> list[list[Split]]:
-    """Assigns the saved splits to the tasks anew. The job reads the saved splits, whatever the source would list
+    """Assigns the saved splits to the new tasks. The job reads the saved splits, whatever the source would list
     today."""
     saved: list[Split] = []
     for entry in savers:

@@ -342,7 +342,7 @@ class Merged:
             merged.counters = tuple(a + b for a, b in zip(merged.counters, state.counters, strict=True))  # type: ignore[assignment]
 
     def add_shared(self, snapshots: Iterable[Bytes], operators: Container[str]) -> None:
-        """Adds what the first task of these operators has saved for all of their tasks."""
+        """Adds the state that the first task of these operators has saved for all of their tasks."""
         chain = Chain(self.key_groups, operators, complete=True, shared=True, keyed=False, check=self._check)
         for snapshot in snapshots:
             chain.add(snapshot)
@@ -465,7 +465,7 @@ class Chain:
         return self.operators
 
     def delta(self, place: tuple[str, str], entries: dict[Any, Any]) -> Delta | _Placed:
-        """Returns, as one change, what the snapshots say of a map without a base."""
+        """Returns, as one change, the changes of a map without a base."""
         later: KeyedLog | KeyedDelta
         if place in self.logged:
             frames = encode_columns(list(entries), list(entries.values()))
@@ -611,8 +611,8 @@ def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *column
 def _those_of(
     groups: Container[int], key_groups: int, entries: dict[Any, Any], nested: bool = False
 ) -> Iterator[dict[Any, Any]]:
-    """Yields those of the entries that belong to these key groups, a few at a time, so that little of them is in memory
-    twice. `nested`: the key of an entry is a pair of a key and a part."""
+    """Yields the entries that belong to these key groups, a few at a time, so that little of them is in memory twice.
+    `nested`: the key of an entry is a pair of a key and a part."""
     items = iter(entries.items())
     while some := dict(islice(items, _SOME)):
         places = list(some)

@@ -162,7 +162,7 @@ class Store:
         return self._files.is_locked()
 
     def locked_by_another(self) -> str:
-        """Returns what to tell a user who cannot have the store."""
+        """Returns the message for a user who cannot have the store."""
         return (
             f"a job named {self.job!r} is running and uses the checkpoint store {self.place}, maybe on another cluster "
             f"or from another program; stop that job (penstock.attach({self.job!r}).stop(), or penstock stop "
@@ -355,8 +355,8 @@ class Store:
             }
 
     def mend(self, blob: Blob, there: Mapping[str, int]) -> str | None:
-        """Examines a blob if its files are not among those that are `there`, with the right sizes. `there` has names
-        and sizes.
+        """Examines a blob if its files are not among the files that are `there`, with the right sizes. `there` has
+        names and sizes.
 
         A list of names alone never proves that a blob is lost: a shared file system may show a list that is some
         seconds old, but whoever opens a file gets the file.
@@ -489,7 +489,7 @@ class Store:
         return manifest
 
     def forget_after(self, epoch: int) -> None:
-        """Deletes the manifests of all later epochs, so that nobody ever starts from them again."""
+        """Deletes the manifests of all later epochs, so that no job ever starts from them again."""
         for later in self.epochs():
             if later > epoch:
                 for name in _both(_manifest_name(later)):
@@ -509,8 +509,8 @@ class Store:
                 self._of_either(blob.name, partial(read, blob))
 
     def latest(self, usable: Callable[[Manifest], None] | None = None) -> tuple[Manifest, list[str]] | None:
-        """Returns the newest usable epoch, with descriptions of what was wrong with newer ones, or None when there are
-        no epochs yet.
+        """Returns the newest usable epoch, with descriptions of the faults of newer ones, or None when there are no
+        epochs yet.
 
         `usable`, for example `verify`, may raise SnapshotDamaged for an epoch whose manifest is undamaged. This method
         raises SnapshotDamaged when there are epochs and none of them is usable: it is the user who decides to start
@@ -553,7 +553,7 @@ class Store:
             return 0
 
     def end(self, state: str) -> None:
-        """Notes that the job has ended, and that nobody may continue from its epochs although they are still there."""
+        """Notes that the job has ended, and that no job may continue from its epochs although they are still there."""
         with self._trying("write", _ENDED):
             self._files.write(_ENDED, [memoryview(state.encode())], False)
 
@@ -695,7 +695,7 @@ def _is_missing_copy(name: str, error: BaseException | None) -> bool:
 
 
 def _not_there(error: FileNotFoundError) -> str:
-    """Says what is there in place of a file."""
+    """Describes the thing in place of a file."""
     return str(error) if isinstance(error, NotAsWritten) else "is missing"
 
 
@@ -722,7 +722,7 @@ def _of_neither(errors: Sequence[StoreError]) -> StoreError:
 
 
 def result_of(steps: Generator[object, None, _Found]) -> _Found:
-    """Runs a generator to its end, and returns what it returns."""
+    """Runs a generator to its end, and returns its result."""
     while True:
         try:
             next(steps)

@@ -1,4 +1,5 @@
-"""Computes what `agg(n=count(), total=sum_("price"))` asks for about a group of records, in parts that can be merged.
+"""Computes the aggregates of `agg(n=count(), total=sum_("price"))` over a group of records, in parts that can be
+merged.
 
 The *partial* of a group is a tuple of *parts*: one an aggregation, but a mean has two, the sum as a double and the
 number of values. A part is that of a single record, or two parts merged, wherever they are: records in the data stream,
@@ -179,7 +180,7 @@ _ADDED = {
 
 
 def inputs_of(aggregations: Iterable[Aggregation]) -> list[Expr]:
-    """Returns what the aggregations take from each record, in order and without repetition."""
+    """Returns the inputs that the aggregations take from each record, in order and without repetition."""
     return list({tree.key(each.input): each.input for each in aggregations if each.input is not None}.values())
 
 
@@ -198,7 +199,7 @@ def partials_function(aggregations: Sequence[Aggregation]) -> Callable[[list[Any
 
 @lru_cache(maxsize=256)
 def merge_function(parts: tuple[str, ...]) -> Adder:
-    """Makes a function that adds partials of such parts to those of their keys."""
+    """Makes a function that adds partials of such parts to the partials of their keys."""
     news = [f"b{i}" for i in range(len(parts))]
     merged = [_MERGED[part].format(a=f"a{i}", b=f"b{i}") for i, part in enumerate(parts)]
     return _loop(f"({', '.join(news)},)", news, merged)
@@ -223,8 +224,8 @@ def _values(aggregations: Sequence[Aggregation]) -> str:
 
 
 def _loop(target: str, first: Sequence[str], more: Sequence[str]) -> Adder:
-    """A function that adds to a state what stands in `target` by key: the first makes a partial, the next changes it,
-    of which the parts are a0, a1 and so on. New tuples, so that nothing half done can stay."""
+    """A function that adds the values in `target` to a state by key: the first makes a partial, the next changes it, of
+    which the parts are a0, a1 and so on. New tuples, so that nothing half done can stay."""
     parts = "".join(f"a{i}, " for i in range(len(first)))
     return _function(
         "def made(state, keys, values):\n"

@@ -329,7 +329,7 @@ class _Writer:
         return self._nested(lambda: self._call(expr))
 
     def _nested(self, write: Callable[[], str]) -> str:
-        """Returns what `write` writes, in a function of its own when it would be nested too deeply."""
+        """Returns the code that `write` writes, in a function of its own when it would be nested too deeply."""
         self._depth += 1
         try:
             if self._depth % _DEPTH:
@@ -345,7 +345,7 @@ class _Writer:
             self._depth -= 1
 
     def _unless_null(self, args: Sequence[Expr], write: Callable[[list[str]], str]) -> str:
-        """Returns what `write` makes of the arguments' values, or None where one of them is null."""
+        """Returns the result of `write` for the arguments' values, or None where one of them is null."""
         operands, tests = self._operands(args)
         code = write(operands)
         return f"(None if {' or '.join(f'{test} is None' for test in tests)} else {code})" if tests else f"({code})"

@@ -63,7 +63,7 @@ _T = TypeVar("_T")
 
 
 def _of_number(kernel: Callable[[Any], _T], what: str, value: Any) -> _T:
-    """Returns what a kernel makes of a NumPy number. Raises TypeError for everything else, which it cannot take."""
+    """Returns a kernel's result for a NumPy number. Raises TypeError for everything else, which it cannot take."""
     number = python_number(value)
     if number is value:
         _unfit(what, value)
@@ -361,7 +361,7 @@ def to_boolean(value: Any) -> bool | None:
 
 
 def to_string(value: Any) -> str | None:
-    """cast("string"); of decimals only those whose number of decimal places is known, see `decimal_to_string`."""
+    """cast("string"); of decimals only columns whose number of decimal places is known, see `decimal_to_string`."""
     if value is None or isinstance(value, str):
         return value
     if value is True:

@@ -1,4 +1,4 @@
-"""Defines what an expression is: an immutable tree that the user's operators build, and nothing that can be run.
+"""Defines expressions: an immutable tree that the user's operators build, and nothing that can be run.
 
     (col("event_type") == "view") & col("price").is_not_null()
 
@@ -58,7 +58,7 @@ class Expr:
 
     @property
     def name(self) -> Text | None:
-        """Returns what it is called in a result that is not given a name: the name of a column or an alias."""
+        """Returns the default name of the expression in a result: the name of a column or an alias."""
         return None
 
     def fields(self) -> tuple[Text, ...]:
@@ -228,7 +228,7 @@ class Expr:
         return Call("json", (self,), (steps,))
 
     def regexp_matches(self, pattern: Text) -> Expr:
-        """Tells whether a regular expression matches somewhere in a string; see `pattern` for what it may hold."""
+        """Tells whether a regular expression matches somewhere in a string; see `pattern` for its syntax."""
         from penstock.runtime.expressions.pattern import check_pattern
 
         check_pattern(_text(pattern, "regexp_matches", "a pattern"))
@@ -498,8 +498,8 @@ class TimeFunctions(_Functions):
         return Call("dt.epoch_ms", (self._expr,))
 
     def from_epoch_ms(self) -> Expr:
-        """Returns the timestamp that is so many milliseconds after the start of 1970, or null outside the years 1 to
-        9999."""
+        """Returns the timestamp that is a number of milliseconds after the start of 1970, or null outside the years 1
+        to 9999."""
         return Call("dt.from_epoch_ms", (self._expr,))
 
     def truncate(self, unit: str) -> Expr:

@@ -1,4 +1,4 @@
-"""Defines the types of expressions' values, and the rules by which an operation's type follows from those of its
+"""Defines the types of expressions' values, and the rules by which an operation's type follows from the types of its
 operands.
 
 Types are written as Spark writes them: boolean, bigint, double, string, timestamp, date, decimal(p,s), array<string>,
@@ -119,7 +119,7 @@ def infer(expr: Expr, schema: Schema | None = None) -> Type:
 
 
 def call_type(call: Call, types: list[Type]) -> Type:
-    """Returns the type of an operation, given those of its operands."""
+    """Returns the type of an operation, from the types of its operands."""
     op = call.op
     if op in COMPARISONS or op == "between":
         for other in types[1:]:

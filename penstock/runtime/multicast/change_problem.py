@@ -65,8 +65,8 @@ class Problem:
         return len(self.layer)
 
     def last_layer(self, occupants: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Returns (node, parent) of those that keep their parent in the last layer, and the places that then still
-        have room there. `occupants` are the nodes in the places of the full layers."""
+        """Returns (node, parent) of nodes that keep their parent in the last layer, and the places that then still have
+        room there. `occupants` are the nodes in the places of the full layers."""
         placed = set(occupants)
         keep, room = [], []
         for place, node in enumerate(occupants):

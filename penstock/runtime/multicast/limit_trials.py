@@ -34,8 +34,8 @@ class LimitTrials:
         self._failed: dict[int, tuple[float, float]] = {}  # by limit: when it failed, and the rate that it had to carry
 
     def changed(self, now_s: float, before: int, after: int, rate: float, pace: float = 1.0) -> None:
-        """The tree gets another limit, when so many entries a second come. `pace`: the part of the time for which the
-        thread has a processor when it wants one."""
+        """The tree gets another limit, at a rate of entries. `pace`: the part of the time for which the thread has a
+        processor when it wants one."""
         self._change = _Change(now_s, before, after, rate, rate / pace)
 
     def undone(self, now_s: float, limit: int, rate: float, pace: float = 1.0) -> int | None:

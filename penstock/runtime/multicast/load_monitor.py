@@ -39,7 +39,7 @@ _LEAST_PACE = 0.01
 
 @dataclass(frozen=True)
 class Counters:
-    """What a relay has counted since it began. All counts are in one unit: records, or messages of a fixed size."""
+    """The counts of a relay since it began. All counts are in one unit: records, or messages of a fixed size."""
 
     arrived: int = 0
     copies: int = 0
@@ -66,12 +66,12 @@ class Counters:
 
 @dataclass(frozen=True)
 class Load:
-    """What is known of a root at a look. `queued_before` is the queue at the look before. `highest_rate` is the highest
-    last rate that the monitor remembers, and `highest_smoothed` the same of smoothed rates, for half the time. `busy`:
-    the part of the last interval in which the thread was not idle. `long_busy`, `long_rate`: the same of a longer time,
-    and the rate in it; 0 until it is over. `pace`: the part of the time for which the thread gets a processor when it
-    wants one. `calm_rate`: see the module's docstring. `outgrown`: whether the tree has been too narrow for the load
-    for long, as the monitor's user says."""
+    """The load of a root at a look. `queued_before` is the queue at the look before. `highest_rate` is the highest last
+    rate that the monitor remembers, and `highest_smoothed` the same of smoothed rates, for half the time. `busy`: the
+    part of the last interval in which the thread was not idle. `long_busy`, `long_rate`: the same of a longer time, and
+    the rate in it; 0 until it is over. `pace`: the part of the time for which the thread gets a processor when it wants
+    one. `calm_rate`: see the module's docstring. `outgrown`: whether the tree has been too narrow for the load for
+    long, as the monitor's user says."""
 
     rate: float
     cost: Cost
@@ -157,7 +157,7 @@ class LoadMonitor:
             self._glances.append((now_s, arrived, queued))
 
     def begin_anew(self) -> None:
-        """Begins the longer time anew, because the tree is another one."""
+        """Begins a new longer time, because the tree is another one."""
         while len(self._looks) > 1:
             self._looks.popleft()
 

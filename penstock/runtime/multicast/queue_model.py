@@ -27,7 +27,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Cost:
-    """What a record costs the node that sends it, in seconds: `copy_s` for each child, and once `encode_s` and
+    """The cost of a record for the node that sends it, in seconds: `copy_s` for each child, and once `encode_s` and
     `other_s`, which is for all other work of the thread."""
 
     copy_s: float
@@ -39,7 +39,7 @@ class Cost:
             raise ValueError(f"{self}: a copy must take more than 0 s, and encoding and other work 0 s or more")
 
     def record_s(self, children: int) -> float:
-        """Returns what a record costs with so many children."""
+        """Returns the cost of a record with a number of children."""
         return children * self.copy_s + self.encode_s + self.other_s
 
 
@@ -79,7 +79,7 @@ def greatest_load(capacity: float) -> float:
 
 
 def affordable_rate(children: int, cost: Cost, capacity: float) -> float:
-    """Returns the greatest rate at which the expected queue of a node with so many children is within the capacity
+    """Returns the greatest rate at which the expected queue of a node with a number of children is within the capacity
     (Eq. 5)."""
     return greatest_load(capacity) * service_rate(children, cost)
 

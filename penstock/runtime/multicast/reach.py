@@ -31,8 +31,8 @@ def reach(units: int, limit: int) -> int:
 
 
 def units_to_reach(destinations: int, limit: int) -> int:
-    """Returns the fewest time units in which so many destinations can have a record. It is the last layer of a
-    non-blocking tree."""
+    """Returns the fewest time units in which all destinations can have a record. It is the last layer of a non-blocking
+    tree."""
     return next(units for units, reached in enumerate(reaches(limit)) if reached > destinations)
 
 

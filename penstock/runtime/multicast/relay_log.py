@@ -1,4 +1,4 @@
-"""What a relay does with a numbered log: it takes entries from its parent and sends them to its children
+"""The actions of a relay for a numbered log: it takes entries from its parent and sends them to its children
 (docs/papers.md: W6).
 
 A relay takes nothing but the next number, and only from its parent. It keeps each entry until all of its children have
@@ -62,7 +62,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Connect:
-    """A future parent is to be told that this node is its child from the announcement of a version on."""
+    """A future parent must hear that this node is its child from the announcement of a version on."""
 
     to: int
     version: int
@@ -70,7 +70,7 @@ class Connect:
 
 @dataclass(frozen=True)
 class Connected:
-    """The root is to be told that a future child has connected."""
+    """The root must hear that a future child has connected."""
 
     to: int
     child: int
@@ -79,7 +79,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A node is to be told that this node has all entries up to a number."""
+    """A node must hear that this node has all entries up to a number."""
 
     to: int
     through: int
@@ -144,7 +144,7 @@ class RelayLog:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody depends on this relay any more. A node that has left may end then."""
+        """Whether no other node depends on this relay any more. A node that has left may end then."""
         return self.parent is None and not self.cursors
 
     def begin(self) -> list[Action]:
@@ -263,7 +263,7 @@ class RelayLog:
         return actions
 
     def _forget_future(self) -> None:
-        """Gives up the connection to a future parent, and what it has sent."""
+        """Gives up the connection to a future parent, and the messages that it has sent."""
         self._future = None
         self._held.clear()
 
@@ -281,7 +281,7 @@ class RelayLog:
         return actions
 
     def _add_cursors(self) -> list[Action]:
-        """Gives the children of a new tree their cursors, except those who have one."""
+        """Gives the children of a new tree their cursors, except children that have one."""
         actions: list[Action] = []
         for child in self._tree.of(self.node):
             cursor = self.cursors.get(child)
@@ -300,7 +300,7 @@ class RelayLog:
         cursor.received = max(cursor.received, number - 1)
 
     def _to(self, child: int, cursor: Cursor) -> Iterator[Send]:
-        """What a child can be sent now."""
+        """The entries that a child can be sent now."""
         first = self.next - len(self._entries)
         while cursor.asked and cursor.last is None and cursor.next < self.next:
             number = cursor.next
@@ -324,7 +324,7 @@ class RelayLog:
         return min((cursor.received + 1 for cursor in self.cursors.values()), default=self.next)
 
     def _drop(self) -> None:
-        """Drops the entries that nobody needs any more."""
+        """Drops the entries that no other node needs any more."""
         needed = self._needed_from()
         while self._entries and self.next - len(self._entries) < needed:
             self._entries.popleft()

@@ -73,7 +73,7 @@ class AdjustmentOptions:
 
 
 class Sign(str, Enum):
-    """What the queue says."""
+    """The direction in which the queue points."""
 
     DOWN = "down"
     UP = "up"
@@ -91,7 +91,7 @@ class Verdict:
 
 
 def sign_of(queued_before: float, queued: float, capacity: float, options: AdjustmentOptions) -> Sign:
-    """Returns what two looks at the queue say."""
+    """Returns the sign of two looks at the queue."""
     if queued > queued_before or queued >= capacity:
         to_line = options.warning * capacity - queued
         grown = queued - queued_before
@@ -116,8 +116,9 @@ def look_is_due(
 
 
 def catching_up_s(load: Load, options: AdjustmentOptions) -> float:
-    """Returns how long the root catches up when its sources have stood still for `pause_s`, and the load is what it was
-    before: with half of what the root carries, as long as the pause was, and with nearly all of it, long."""
+    """Returns the seconds for which the root catches up when its sources have stood still for `pause_s`, and the load
+    is the same as before: with half of what the root carries, as long as the pause was, and with nearly all of it,
+    long."""
     if not load.long_rate:
         return options.catch_up_s
     part = load.calm_rate / load.long_rate
@@ -134,8 +135,8 @@ def decide(
     servers: Servers | None = None,
     refused: Collection[int] = (),
 ) -> Verdict:
-    """Decides which limit a tree of so many destinations should have, which has `limit` now. `switch_s`: how long a
-    switch takes; `servers`: what entries pass, else the root's thread alone; `refused`: limits that are not to be
+    """Decides which limit a tree with a number of destinations should have, which has `limit` now. `switch_s`: how long
+    a switch takes; `servers`: what entries pass, else the root's thread alone; `refused`: limits that are not to be
     tried."""
     if servers is None:
         servers = Servers(load.cost, load.pace)

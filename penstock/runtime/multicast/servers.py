@@ -1,4 +1,4 @@
-"""What an entry passes on its way along a tree, and how many entries a second each of these servers lets through
+"""The servers that an entry passes on its way along a tree, and the entries a second that each of them lets through
 (docs/papers.md: W4).
 
 - *The root's thread* takes the time of the queue model (queue_model.py), of the part of all time for which it gets a

@@ -1,4 +1,4 @@
-"""What a change of the tree may cost: Theorems 4 and 5 of the paper (docs/papers.md: W6).
+"""The costs that a change of the tree may have: Theorems 4 and 5 of the paper (docs/papers.md: W6).
 
 Theorem 4 says how long a switch may take before the root's queue overflows. It takes the worst case, in which the root
 sends nothing during the switch. The paper's own switch of 126 ms breaks this bound at the rates of its figures. In

@@ -89,7 +89,7 @@ class Tree:
         return max(map(len, self.children.values()), default=0)
 
     def reached(self, units: int) -> int:
-        """Returns how many nodes, the root among them, have a record after so many time units."""
+        """Returns the number of nodes, the root among them, that have a record after a number of time units."""
         return sum(layer <= units for layer in self.layer.values())
 
     def __len__(self) -> int:

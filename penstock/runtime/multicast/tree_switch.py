@@ -128,7 +128,7 @@ class TreeSwitch:
 
 
 class SwitchProgress:
-    """What the root still waits for before it may announce the new tree, and before the switch is over."""
+    """The answers for which the root still waits before it may announce the new tree, and before the switch is over."""
 
     def __init__(self, switch: TreeSwitch, logs: Collection[int]) -> None:
         self.switch = switch
@@ -139,7 +139,7 @@ class SwitchProgress:
 
     @property
     def connected(self) -> bool:
-        """Whether nobody will have to wait for a new parent's answer."""
+        """Whether no node will have to wait for a new parent's answer."""
         return not self._connecting
 
     @property

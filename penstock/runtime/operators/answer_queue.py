@@ -78,7 +78,7 @@ class AnswerQueue(Generic[A, M]):
         self.waiting -= 1
 
     def last(self) -> A | M | None:
-        """Returns what was added last, if it is still there."""
+        """Returns the newest answer, if it is still there."""
         return next(reversed(self._items.values()), None)
 
     def answers(self) -> list[A]:

@@ -32,7 +32,7 @@ EXPAND_RECORDS_MAX = 4096
 
 
 class StageContext:
-    """What a stage knows of the place where it runs. The task creates it."""
+    """A stage's knowledge of the place where it runs. The task creates it."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Stage:
         return iter(())
 
     def flush(self) -> None:
-        """Writes what the stage holds back for larger writes, because no more records are ready."""
+        """Writes the records that the stage holds back for larger writes, because no more records are ready."""
 
     def close(self, failed: bool) -> None:
         """Closes the stage. It is called once at the end, also after an error, and must not raise when `open` was never
@@ -132,7 +132,7 @@ class Stage:
     # --- epochs, in jobs that have them ----------------------------------------------------------------------
 
     def wants_whole(self) -> bool:
-        """Whether saving everything at the next barrier costs less than saving what has changed."""
+        """Whether saving everything at the next barrier costs less than saving the changes."""
         return False
 
     def snapshot(self, epoch: int, whole: bool) -> StageState | None:
@@ -141,7 +141,7 @@ class Stage:
         return None
 
     def restore(self, epoch: int, saved: SavedState) -> None:
-        """Starts from what was saved at a complete epoch. It is called after `open`."""
+        """Starts from the state that was saved at a complete epoch. It is called after `open`."""
 
     def commit(self, epoch: int) -> None:
         """Notes that epochs up to this one are complete."""
@@ -169,8 +169,8 @@ def run_stages(stages: Sequence[Stage], batch: Batch, first: int) -> Iterator[Ba
 
 
 class Operator(ABC):
-    """What every operator has: kind, name, parallelism (None: that of the flow), the policy for records that fail, and
-    the resources that each task needs."""
+    """The common part of all operators: kind, name, parallelism (None: that of the flow), the policy for records that
+    fail, and the resources that each task needs."""
 
     kind: str
     keyed = False  # whether it takes KeyedBatch, at each input to which records are grouped by key
@@ -281,7 +281,7 @@ class Pending(Stage):
 
     @abstractmethod
     def attach(self, clock: Callable[[], int], wake: Callable[[], None]) -> None:
-        """Gives the stage a clock, in ns, for what it does at a time, and what wakes its task's thread. It is called
+        """Gives the stage a clock, in ns, for timed actions, and a function that wakes its task's thread. It is called
         before `open`."""
 
     @property
@@ -301,7 +301,7 @@ class Pending(Stage):
 
     @abstractmethod
     def take_returned(self, most: int) -> Batch:
-        """Takes so many of the returned records from it, in order."""
+        """Takes a number of the returned records from it, in order."""
 
     @abstractmethod
     def ready(self) -> bool:

@@ -119,7 +119,7 @@ class Caller(ABC):
         return True
 
     def _give_up(self, attempt: Attempt) -> None:
-        """Ends a call that nobody waits for, if that is possible. Its end must be said to `settle`."""
+        """Ends an abandoned call, if that is possible. Its end must be said to `settle`."""
 
     def settle(self, attempt: Attempt, value: Any, error: BaseException | None) -> bool:
         """Takes an answer, or the end of a late call. Returns False when nobody waits for it any more."""
@@ -175,7 +175,7 @@ class Caller(ABC):
         return len(self._answers)
 
     def answer_in(self) -> float | None:
-        """Returns in how many seconds there is an answer for which nobody wakes the task's thread."""
+        """Returns the number of seconds until there is an answer that does not wake the task's thread."""
         return None
 
     def take(self) -> list[Attempt]:
@@ -320,15 +320,15 @@ class LoopCaller(Caller):
 
 
 async def _called(function: Callable[[], Any]) -> None:
-    """Calls a function, and awaits what it returns if that is possible."""
+    """Calls a function, and awaits its result if that is possible."""
     result = function()
     if isawaitable(result):
         await result
 
 
 async def _outcome(function: Callable[[Any], Any], record: Any) -> tuple[Any, BaseException | None]:
-    """Makes a call, and awaits what it returns as long as that is possible. Returns its value, or its error, whatever
-    that is: asyncio would let some errors end the loop."""
+    """Makes a call, and awaits its result as long as that is possible. Returns its value, or its error, whatever that
+    is: asyncio would let some errors end the loop."""
     try:
         value = function(record)
         while isawaitable(value):

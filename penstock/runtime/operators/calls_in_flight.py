@@ -246,7 +246,7 @@ class CallsInFlight(Pending):
             yield out
 
     def _look(self) -> None:
-        """Takes the answers that have come, and does what is due."""
+        """Takes the answers that have come, and takes the steps that are due."""
         assert self._caller is not None
         now = self._take_answers()
         self._see_whether_full()

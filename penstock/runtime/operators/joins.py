@@ -215,7 +215,7 @@ class _Joining(Stage):
 
     @abstractmethod
     def _released(self, watermark: int) -> Iterator[Any]:
-        """Yields the outputs that the watermark releases, and drops what cannot match any more."""
+        """Yields the outputs that the watermark releases, and drops records that cannot match any more."""
 
     def _await(self, time: int, port: int, key: Any, number: int) -> None:
         """Notes that the watermark releases a record when it is above this time."""

@@ -113,7 +113,7 @@ def keyed_rows(
 
 
 def missing_row(field: str, record: Any, error: BaseException) -> BaseException:
-    """Describes what is wrong with a record that a lookup cannot take."""
+    """Describes the fault of a record that a lookup cannot take."""
     if not isinstance(record, Mapping):
         return TypeError(f"a lookup takes records that are dicts, not {type(record).__name__}: {shorten(record, 80)}")
     return MissingField(missing(field, record)) if field not in record else of_key(record[field], error)

@@ -52,7 +52,7 @@ class Unprocessed:
 
 @dataclass
 class MicroBatchResult:
-    """What a range has made of a micro-batch: batches in order, among them what Spark could not process, and the
+    """The result of a range for a micro-batch: batches in order, among them what Spark could not process, and the
     greatest time that its watermark operator has seen. `spark_s`: how long Spark has had it; the rest of the time until
     the answer is its way there and back. `counts`: how many records the stages at these positions of the chain have
     received and emitted in Spark, as far as they ran as in a task, without the records that came back."""
@@ -68,7 +68,7 @@ class MicroBatchResult:
 
     @property
     def unprocessed(self) -> list[Unprocessed]:
-        """Returns what Spark could not process."""
+        """Returns the records that Spark could not process."""
         return [batch for batch in self.batches if isinstance(batch, Unprocessed)]
 
     def counted(self, one_to_one: Sequence[bool], records: int) -> list[tuple[int, int]]:
@@ -141,7 +141,7 @@ class Bridge(ABC):
         source's columns, or a list of records."""
 
     def greet(self) -> None:
-        """Does what only the first micro-batch would wait for: connects, and loads what it takes."""
+        """Prepares everything for which only the first micro-batch would wait: connects, and loads what it takes."""
 
 
 @dataclass

@@ -52,7 +52,7 @@ class Reloaded:
 
 
 class OutsideLookup(Operator):
-    """Joins dict records with the rows of a Reloaded table, or with what fn(key) returns: a dict, or None for no row.
+    """Joins dict records with the rows of a Reloaded table, or with the result of fn(key): a dict, or None for no row.
     `cache_s` and `cache_rows`: for how long, and how many rows, a task keeps of what the function has returned, also
     that there is no row."""
 

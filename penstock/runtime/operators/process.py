@@ -60,8 +60,8 @@ NO_KEY = _NoKey()
 
 
 class ProcessContext:
-    """What a process function may use while it has a record. The function must never keep the context, or its key, for
-    later calls."""
+    """The methods that a process function may use while it has a record. The function must never keep the context, or
+    its key, for later calls."""
 
     def __init__(
         self, operator: str, index: int, parallelism: int, side: dict[str, list[Any]], tracked: bool = False

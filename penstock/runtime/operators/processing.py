@@ -110,7 +110,7 @@ class Processing(Operator):
 
 
 def _own(process: Any, name: str, given: Callable[..., Any] | None) -> Callable[..., Any] | str | None:
-    """Returns what to call for timers: a function, the name of a method of the process, or None."""
+    """Returns the function to call for timers: a function, the name of a method of the process, or None."""
     if not isinstance(process, ProcessFunction):
         return given
     return None if getattr(type(process), name) is getattr(ProcessFunction, name) else name
@@ -324,7 +324,7 @@ def _for_ever(key: Any, at_ms: int, has_ended: bool) -> PenstockError:
 
 
 def taken(result: Iterable[Any], out: list[Any]) -> Iterator[list[Any]]:
-    """Adds what a user's function has returned to `out`, and yields full pieces meanwhile."""
+    """Adds the results of a user's function to `out`, and yields full pieces meanwhile."""
     if type(result) in _NO_LISTS:  # the test of `no_list`, at a cost that is small enough for every record
         raise TypeError(no_list(result))
     outputs = iter(result)
@@ -334,7 +334,7 @@ def taken(result: Iterable[Any], out: list[Any]) -> Iterator[list[Any]]:
 
 
 def rest(out: list[Any]) -> Iterator[list[Any]]:
-    """Yields what is left in a list, less than a full piece."""
+    """Yields the rest of a list, less than a full piece."""
     if out:
         yield out[:]
         out.clear()

@@ -24,7 +24,7 @@ _INSTEAD = {
 
 
 def needs_of(num_gpus: float, resources: Mapping[str, float] | None, operator: str) -> dict[str, float]:
-    """Returns what each task of an operator needs. Raises WrongValue for options that cannot be."""
+    """Returns the needs of each task of an operator. Raises WrongValue for options that cannot be."""
     found: dict[str, float] = {}
     if gpus := number(num_gpus, f"operator {operator!r}: num_gpus"):
         found[GPU] = gpus
@@ -48,7 +48,7 @@ def needs_of(num_gpus: float, resources: Mapping[str, float] | None, operator: s
 
 
 def together(several: Iterable[Needs]) -> dict[str, float]:
-    """Returns the sum of what several need."""
+    """Returns the sum of several needs."""
     found: dict[str, float] = {}
     for needs in several:
         for name, amount in needs.items():

@@ -60,7 +60,7 @@ class _Calls(Loop):
         return apply(partial(self._over, self._looked_at), batch, self.errors)
 
     def _looked_at(self, record: Any) -> Any:
-        """Returns what the function returned, if that can be a value."""
+        """Returns the result of the function, if it can be a value."""
         result = self._own.fn(record)
         if slip := no_value(result):  # the mistake is the program's, and not this record's
             raise self.errors.failure(record, TypeError(slip))
@@ -142,7 +142,7 @@ class _Expand(Stage):
         self._own.close()
 
     def _looked_at(self, record: Any) -> Iterable[Any]:
-        """Returns what the function returned, if that can be several records."""
+        """Returns the result of the function, if it can be several records."""
         result = self._own.fn(record)
         if result is None:
             raise TypeError(no_list(result))

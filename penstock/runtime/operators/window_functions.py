@@ -1,4 +1,4 @@
-"""What is computed of the records of one key and window: an aggregate, or a function that sees all records.
+"""The functions over the records of one key and window: an aggregate, or a function that sees all records.
 
 A *window function* keeps something for each key and window, and makes results of it. `runtime/operators/windows.py`
 decides which records belong to which windows and when results leave; it must never know what is kept. An aggregate
@@ -36,7 +36,7 @@ Value = tuple[int, Any, Any]
 
 
 class WindowFunction(ABC):
-    """Describes what is computed. `value` takes the value from a record (None: the record itself)."""
+    """Describes a function of a window. `value` takes the value from a record (None: the record itself)."""
 
     name: str
     inputs: ClassVar[int] = 1
@@ -45,16 +45,16 @@ class WindowFunction(ABC):
 
     @property
     def state_kind(self) -> str:
-        """Describes the kind of what is kept in words."""
+        """Describes the kind of kept values in words."""
         return self.name
 
     @abstractmethod
     def kept(self, context: StageContext) -> Kept:
-        """Makes what one task keeps."""
+        """Makes the object in which one task keeps values."""
 
 
 class Kept(ABC):
-    """What one task keeps, for each key and window."""
+    """The values that one task keeps, for each key and window."""
 
     @abstractmethod
     def windows(self, key: Any) -> Iterable[Place]:
@@ -78,7 +78,7 @@ class Kept(ABC):
 
     @abstractmethod
     def results(self, key: Any, window: Place) -> Iterator[Any]:
-        """Yields what has come out of a window so far."""
+        """Yields the results of a window so far."""
 
     @abstractmethod
     def close(self, key: Any, window: Place) -> None:
@@ -280,7 +280,8 @@ class _Collected(_Buffered):
 
 
 class WindowContext:
-    """What the function of a window may use during a call. It must never keep the context for later calls."""
+    """The methods that the function of a window may use during a call. It must never keep the context for later
+    calls."""
 
     def __init__(self, operator: str, side: dict[str, list[Any]], state: NestedMap) -> None:
         self.operator = operator
@@ -295,7 +296,7 @@ class WindowContext:
         return self.mark
 
     def get(self, default: Any = None) -> Any:
-        """Returns what an earlier call for this window has set, or `default`."""
+        """Returns the value that an earlier call for this window has set, or `default`."""
         parts = self._state.of(self.key)
         if self.window not in parts:
             return default

@@ -318,7 +318,7 @@ def _by_start(keys: list[Any], starts: list[int], values: list[Any]) -> dict[int
 
 
 def _distinct(keys: Iterable[Any]) -> dict[Any, None]:
-    """Returns the keys, each of them once, without those that have no hash. Their records have failed already."""
+    """Returns the keys, each of them once, without keys that have no hash. Their records have failed already."""
     try:
         return dict.fromkeys(keys)
     except TypeError:
@@ -369,7 +369,7 @@ class _WindowMap:
         return KeyedDelta(list(values), list(values.values()), gone)
 
     def restore(self, saved: dict[Any, dict[int, Any]]) -> None:
-        """Starts from what was saved."""
+        """Starts from the saved state."""
         for key, starts in saved.items():
             for start, partial in starts.items():
                 self.windows[start][key] = partial

@@ -272,7 +272,7 @@ class _Windows(Stage):
         yield from self._add(key, place, run)
 
     def _merged(self, key: Any, merged: list[Place], into: Place) -> Iterator[Any]:
-        """Yields what sessions that have become one have said, to take it back."""
+        """Yields the results of sessions that have become one, to take them back."""
         said = self._said.of(key)
         since, fired = 0, False
         due = None
@@ -349,7 +349,7 @@ class _Windows(Stage):
     # --- results -----------------------------------------------------------------------------------------------
 
     def _results(self, key: Any, place: Place) -> Iterator[Any]:
-        """Yields the results of a window, and takes back what has changed."""
+        """Yields the results of a window, and takes back results that have changed."""
         if self._kept_user is not None:
             self._kept_user.mark = self._watermark
         try:
