@@ -20,7 +20,7 @@ from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
 from penstock.host.process.collected import Collected, EncodedSinkRecords
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.participant import Declined, EpochReport, Participant
-from penstock.runtime.epochs.store import INLINE_BYTES, Store
+from penstock.runtime.epochs.store import INLINE_BYTES, Store, manifest_files
 from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.graph import SAVEPOINT
@@ -291,6 +291,19 @@ def test_manifests_are_written_again(watched: Watched) -> None:
     watched.store._files.write("manifests/0000000002.json", [b"{}"], False)
     assert sum(watched.keeper.examine()) == 0
     assert watched.store._read_manifest(2, "manifests/0000000002.json") == watched.keeper.last
+
+
+def test_the_snapshots_of_a_damaged_manifest_are_kept_until_it_is_written_again(watched: Watched) -> None:
+    """Both files of the newest manifest but one are damaged when old epochs are deleted."""
+    blobs = {epoch: watched.store.put(f"snapshots/{epoch:08d}-0", [BIG]) for epoch in (1, 2, 3)}
+    for epoch, blob in blobs.items():
+        watched.keeper.save(watched.manifest(epoch, blob))
+    for name in manifest_files(2):
+        watched.store._files.write(name, [b"damaged"], False)
+    watched.keeper._collect()
+    watched.keeper.look()
+    assert watched.told == []
+    assert watched.store.get(watched.store.read_manifest(2).tasks[0].blobs[0]) == BIG
 
 
 def test_a_store_that_does_not_answer_has_lost_nothing(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import os
 import queue
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -279,8 +280,9 @@ class StoreKeeper:
             # The first of them may itself be compacted, and be in no manifest yet.
             if first is not None and first not in there and first not in self._compacted:
                 del self._compacted[name]
-        # The names themselves and no copy of them: a compaction may begin while files are looked at.
-        return self.store.collect(_EPOCHS_KEPT, self._compacted)
+        # A kept manifest that is damaged now is written again, so its blobs stay. The names of compacted blobs are no
+        # copy: a compaction may begin while files are looked at.
+        return self.store.collect(_EPOCHS_KEPT, ChainMap(self._compacted, dict.fromkeys(there)))
 
     # --- looking after what is saved -----------------------------------------------------------------------------
 
