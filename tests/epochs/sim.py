@@ -308,8 +308,10 @@ class MemoryStore(Store):
     def damage(self, both: bool, rng: random.Random) -> str | None:
         """Damage one file that has a copy, or a blob and its copy (`both`), in any way; what was done."""
         disk = self.disk.files
-        single = both or self.disk.remote  # blobs of a distant store have no copies
-        names = sorted(name for name in disk if name.startswith("snapshots/") == both or not single)
+        names = sorted(name for name in disk if name.startswith("snapshots/") or not both)
+        if self.disk.remote and not both:  # blobs have no copies, so manifests would be damaged twice
+            last = {name: name.partition("/")[2] for name in names}
+            names = [name for name in names if disk.get(f"manifests/{last[name]}") == disk.get(f"copies/{last[name]}")]
         if not names:
             return None
         # Most files are of no use any more; the newest are, and those of the last epoch.
