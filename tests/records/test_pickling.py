@@ -33,7 +33,7 @@ def run(case: str, directory: Path, script: Path = SCRIPT) -> None:
         "enums",
         "remade",
         "streams",
-        "plugins",
+        "refused",
         "named_objects",
         "keys",
         "no_code",

@@ -8,7 +8,6 @@ import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -345,12 +344,3 @@ def test_a_function_of_the_main_script_in_a_process_pool_is_explained() -> None:
 
     with pytest.raises(RecordError, match=r"(?s)helper.*must be in a module of its own, which the main script imports"):
         apply(partial(map, call), [1], handler("fail"))
-
-
-def test_an_object_that_lacks_a_field_is_explained() -> None:
-    @dataclass
-    class Account:
-        visits: list[int]
-
-    with pytest.raises(RecordError, match=r"the object lacks a field of .*Account .*getattr\(..., 'visits', ...\)"):
-        apply(partial(map, lambda one: one.visits), [object.__new__(Account)], handler("fail"))

@@ -69,7 +69,9 @@ class Reporter:
     def report(self, reported: SinkRecords) -> None:
         """Sends the records of a sink."""
         channel, task, generation, epoch = reported.channel, reported.task, reported.generation, reported.epoch
-        self._pending.append(self.send(EncodedSinkRecords(channel, encode(reported.records), task, generation, epoch)))
+        self._pending.append(
+            self.send(EncodedSinkRecords(channel, encode(reported.records, saved=True), task, generation, epoch))
+        )
         if len(self._pending) > _REPORTS_MAX:
             # The oldest one, because later ones wait for it at the other end.
             self._sender.wait([self._pending.popleft()])

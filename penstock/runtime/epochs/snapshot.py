@@ -225,7 +225,7 @@ def _each_group(key_groups: int) -> bytes:
 
 def _pickled(own: Any, operator: str) -> bytes:
     try:
-        return dumps(own)
+        return dumps(own, saved=True)
     except Exception as error:  # as in _encode_lists
         raise _unsaved(operator, "its state", error, shorten(own)) from error
 
@@ -248,7 +248,7 @@ def _unsaved_entry(operator: str, keys: Sequence[Any], values: Sequence[Any], er
         keys = ["?"] * len(values)
     for key, value in zip(keys, values, strict=True):
         try:
-            dumps((key, value))
+            dumps((key, value), saved=True)
         except Exception as cause:  # as in _encode_lists
             return _unsaved(operator, f"the state of key {shorten(key)}, {shorten(value)},", cause, shorten(value))
     return _unsaved(operator, "its state", error)

@@ -190,7 +190,7 @@ class CallsInFlight(Pending):
             saved: tuple[int, bytes] | None = None
             if self._saves:
                 try:
-                    saved = encode([record])
+                    saved = encode([record], saved=True)
                 except CodecError as error:
                     self.errors.handle(record, error)
                     continue

@@ -1,4 +1,5 @@
-"""Reads objects of classes that had other fields when the objects were saved.
+"""Reads objects of classes that had other fields when the objects were saved (docs/flows.md: what may change in a
+class).
 
 A program that continues from the state of an earlier one may have changed its classes: dataclasses, msgspec structs and
 named tuples. Pickle would not notice. It gives a dataclass the saved attributes and does nothing else: a new field
@@ -6,13 +7,11 @@ would be missing until something reads it, and in a class with slots, values wou
 named tuples are pickled as their values in the order of the fields, so that after a change of the order each value
 would become that of another field, and no error would tell.
 
-So pickles name the fields of such a class (`layout`). When these differ, objects are unpickled through a stand-in for
-the class, which gives each field the value that was saved under its name. New fields get their defaults, fields that
-are gone are dropped, and a new field without a default is an error. An object belongs to the real class before anything
-can hash or see it. Objects of classes whose fields are unchanged must never pay for this.
-
-Pickles say nothing of the fields of dataclasses that can be imported. When state is read in which the name of a field
-does not appear, the objects of its class are noted, and get the fields that they lack (`Noted`).
+So pickles name the fields of such a class (`layout`), those of the main script always, and imported ones in state. When
+these differ, the unpickler raises LayoutChanged, and `ByName` reads the pickle again: it is slow, and gives each field
+the value that was saved under its name. New fields get their defaults, fields that are gone are dropped, and a new
+field without a default is an error. An object is whole before anything can hash or see it. Pickles of classes whose
+fields are unchanged must never pay for this.
 
 Dataclasses and structs that define how they are pickled are left alone.
 """
@@ -20,11 +19,12 @@ Dataclasses and structs that define how they are pickled are left alone.
 from __future__ import annotations
 
 import dataclasses
-import sys
+import io
+import pickle
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -38,6 +38,7 @@ _Missing = type(dataclasses.MISSING)
 _KINDS = {
     "dict": "a dataclass",
     "slots": "a dataclass",
+    "frozen": "a dataclass",  # with slots, too: its objects are saved as their values, in order
     "struct": "a msgspec.Struct",
     "keywords": "a msgspec.Struct",  # one that takes some of its fields by name only
     "tuple": "a named tuple",
@@ -49,19 +50,21 @@ class _Keywords(msgspec.Struct, kw_only=True):
     one: int = 1
 
 
-# The modules whose code makes objects again: that of the only `loads`, Python's own (for errors), and msgspec's.
-_UNPICKLING = ("penstock.runtime.records.pickling", "pickle", _Keywords().__reduce__()[0].__module__)
+# What makes a struct from a class and its fields by name.
+_by_keywords: Any = _Keywords().__reduce__()[0]
 
 # Every named tuple has this code, each in a function of its own.
 _code_of_arguments: Any = namedtuple("_Some", "one").__getnewargs__.__code__  # type: ignore[attr-defined]
 
 _layouts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
-_stand_ins: dict[tuple[type, str], type] = {}
-_lacking: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()  # see `_may_lack`
 _lost: dict[type, list[str]] = {}  # classes whose objects had more fields when they were saved, and these fields
 # Classes with new fields whose values are made anew for each saved object, and may differ each time. And these fields.
 _varying: dict[type, list[str]] = {}
 _EQUAL_EACH_TIME = (tuple, frozenset, str, bytes, int, float, bool, complex, list, dict, set)
+
+
+class LayoutChanged(CodecError):
+    """A class has other fields than when objects of it were saved."""
 
 
 def layout(class_: type) -> str:
@@ -74,81 +77,103 @@ def layout(class_: type) -> str:
 
 
 def differs(class_: type, saved: str) -> bool:
-    """Whether objects that were saved with this layout must be unpickled through a stand-in for the class."""
+    """Whether objects that were saved with this layout must be read by the names of their fields."""
     now = layout(class_)
     return saved != now and bool(now or saved.split(" ", 1)[0] in _BY_POSITION)
 
 
-def stand_in(class_: type, saved: str) -> type:
-    """Returns the stand-in through which to unpickle objects of a class that were saved with this layout."""
-    found = _stand_ins.get((class_, saved))
-    if found is None:
-        kind, *names = saved.split(" ")
-        if kind in _BY_POSITION:
-            found = _taking_values(class_, kind, names)
-        elif dataclasses.is_dataclass(class_):
-            found = _made(class_, names)
+class _Change(NamedTuple):
+    """How a class has changed: the kind and the fields that it had, those that it has, and those that are gone."""
+
+    kind: str
+    names: list[str]
+    now: dict[str, Any]
+    gone: list[str]
+
+
+class ByName(pickle._Unpickler):
+    """The unpickler that is written in Python, and gives fields the values that were saved under their names. `find` is
+    the function by which pickles name classes with their layouts, and `named` returns the class of a name."""
+
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {**pickle._Unpickler.dispatch}
+
+    def __init__(self, data: bytes | bytearray | memoryview, find: Any, named: Callable[..., type]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._find = find
+        self._named = named
+        self._changed: dict[type, _Change] = {}
+
+    def load_reduce(self) -> None:
+        arguments = self.stack.pop()
+        function = self.stack[-1]
+        if function is self._find:
+            *name, saved = arguments
+            made: Any = self._named(*name)
+            if saved and differs(made, saved):
+                kind, *names = saved.split(" ")
+                now = {} if _kind(made) is None else _defaults(made)
+                self._changed[made] = _Change(kind, names, now, _changed(made, names, now))
+        elif function is _by_keywords and arguments[0] in self._changed:
+            made = self._made(*arguments)
+        elif isinstance(function, type) and function in self._changed and self._changed[function].kind == "struct":
+            made = self._made(function, arguments)
         else:
-            found = _refusing(class_, kind, names)
-        _stand_ins[class_, saved] = found
-    return found
+            made = function(*arguments)
+        self.stack[-1] = made
 
+    dispatch[pickle.REDUCE[0]] = load_reduce
 
-class Noted:
-    """The objects in a pickle whose dataclasses can be imported, and have fields that the pickle does not name."""
+    def load_newobj(self) -> None:
+        arguments = self.stack.pop()
+        class_ = self.stack[-1]
+        changed = class_ in self._changed
+        self.stack[-1] = self._made(class_, arguments) if changed else class_.__new__(class_, *arguments)
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._objects: list[Any] = []
+    dispatch[pickle.NEWOBJ[0]] = load_newobj
 
-    def class_for(self, class_: Any) -> Any:
-        """Returns what the unpickler makes the objects of an imported class with."""
-        if not isinstance(class_, type) or all(name.encode() in self._data for name in _may_lack(class_)):
-            return class_
-        if "__getstate__" in vars(class_):  # of dataclass() itself; frozen classes with slots are saved without names
-            return class_
+    def load_build(self) -> None:
+        one, state = self.stack[-2:]
+        change = self._changed.get(type(one))
+        if change is None or not dataclasses.is_dataclass(one):
+            super().load_build()  # type: ignore[misc]
+            return
+        self.stack.pop()
+        if isinstance(state, list):
+            values = dict(zip(change.names, state, strict=True))
+        else:
+            attributes, slots = state if isinstance(state, tuple) else (state, None)
+            values = {**(attributes or {}), **(slots or {})}
+        _fill(one, {name: value for name, value in values.items() if name not in change.gone})
 
-        def new(_: type, *args: Any, **kwargs: Any) -> Any:
-            one = class_.__new__(class_, *args, **kwargs)
-            self._objects.append(one)
+    dispatch[pickle.BUILD[0]] = load_build
+
+    def _made(self, class_: Any, values: Any) -> Any:
+        """Returns an object of a changed class. `values` are those of its fields, as they were saved; those of a
+        dataclass come later, and new fields have their defaults from the start."""
+        kind, names, now, gone = self._changed[class_]
+        is_dataclass = dataclasses.is_dataclass(class_)
+        if _kind(class_) is None or (kind not in _BY_POSITION and not is_dataclass):
+            raise CodecError(
+                f"{called_class(class_)} was {_KINDS[kind]} with the fields {', '.join(names) or 'none'} when objects "
+                f"of it were saved by an earlier program, and is {_kind(class_) or 'another kind of class'} now, which "
+                f"they cannot become. Keep the class {class_.__qualname__} as it was, give the new class another name "
+                "and convert the objects in a function of the flow, or start the job without the savepoint"
+            )
+        new = {name: _default(class_, name, default, gone) for name, default in now.items() if name not in names}
+        if kind not in _BY_POSITION:
+            one = class_.__new__(class_, *values)
+            _fill(one, new)
             return one
-
-        return _stand_in(class_, new)
-
-    def complete(self) -> None:
-        """Gives the objects the fields that they lack. Raises CodecError for a field without a default."""
-        for one in self._objects:
-            for name, field in _may_lack(type(one)).items():
-                if not hasattr(one, name):
-                    object.__setattr__(one, name, _default(type(one), name, field, []))
-
-
-def lacks_field(error: BaseException) -> str | None:
-    """Explains the error of an object that has no value for a field of its class. None: it is another error."""
-    if not isinstance(error, AttributeError):
-        return None
-    one, name = error.obj, error.name
-    if isinstance(one, type) or name not in _may_lack(type(one)):
-        return None
-    return (
-        f"the object lacks a field of {called_class(type(one))}. If it was saved before the class had the field: move "
-        f"the class to the main script, whose saved objects get the defaults of new fields, or use getattr(..., "
-        f"{name!r}, ...)"
-    )
-
-
-def _may_lack(class_: type) -> dict[str, Any]:
-    """Returns the fields that saved objects of a class may lack: their class itself has no value for them."""
-    found = _lacking.get(class_)
-    if found is None:
-        found = _lacking[class_] = {}
-        if dataclasses.is_dataclass(class_) and not _pickles_itself(class_):
-            for field in dataclasses.fields(class_):
-                has_default = not (isinstance(field.default, _Missing) and isinstance(field.default_factory, _Missing))
-                in_class = field.name in vars(class_) and not isinstance(vars(class_)[field.name], MemberDescriptorType)
-                if not in_class and (field.init or has_default):
-                    found[field.name] = field
-    return found
+        given = values if isinstance(values, dict) else dict(zip(names, values, strict=True))
+        fields = new | {name: value for name, value in given.items() if name in now}
+        if is_struct(class_):
+            return class_(**fields)
+        if _is_named_tuple(class_):
+            return class_.__new__(class_, *map(fields.__getitem__, class_._fields))
+        one = object.__new__(class_)
+        _fill(one, fields)
+        return one
 
 
 def without_fields(key: Any) -> tuple[type, list[str]] | None:
@@ -168,13 +193,11 @@ def _part_of(classes: dict[type, list[str]], key: Any) -> tuple[type, list[str]]
         return None
     if (fields := classes.get(type(key))) is not None:
         return type(key), fields
-    parts: Any = ()
+    parts: Iterable[Any] = ()
     if isinstance(key, tuple | frozenset):
         parts = key
-    elif dataclasses.is_dataclass(key):
-        parts = (getattr(key, field.name) for field in dataclasses.fields(key))
-    elif is_struct(type(key)):  # a key of a map of a key's own
-        parts = (getattr(key, name) for name in key.__struct_fields__)
+    elif _kind(type(key)) is not None:
+        parts = (getattr(key, name) for name in _defaults(type(key)))
     return next((found for part in parts if (found := _part_of(classes, part)) is not None), None)
 
 
@@ -184,12 +207,13 @@ def called_class(class_: type) -> str:
 
 
 def _described(class_: Any) -> list[str]:
-    kept = "dict" if class_.__dictoffset__ else "slots"
+    has_dict = class_.__dictoffset__ != 0
     if dataclasses.is_dataclass(class_):
         if _pickles_itself(class_):
             return []
-        names = (field.name for field in dataclasses.fields(class_))
-        return [kept, *names]
+        listed = getattr(getattr(class_, "__setstate__", None), "__module__", None) == "dataclasses"
+        kept = "frozen" if listed else "dict" if has_dict else "slots"
+        return [kept, *(field.name for field in dataclasses.fields(class_))]
     if class_.__reduce_ex__ is not object.__reduce_ex__:
         return []
     if is_struct(class_) and class_.__reduce__ is msgspec.Struct.__reduce__:
@@ -215,82 +239,6 @@ def _pickles_itself(class_: Any) -> bool:
     )
 
 
-class _StandIn(type):
-    """The type of all stand-ins. The program may have saved the class itself, and gets the stand-in in its place, which
-    is to be the class in all that Python asks."""
-
-    _class: type
-
-    def __eq__(cls, other: object) -> bool:
-        return _real(other) is cls._class
-
-    def __hash__(cls) -> int:
-        return hash(cls._class)
-
-    def __getitem__(cls, parameters: Any) -> Any:
-        return cls._class[parameters]  # type: ignore[index]
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls._class)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(_real(subclass), cls._class)
-
-
-def _real(class_: Any) -> Any:
-    """Returns the class for which a stand-in stands, or what else it was given."""
-    return class_._class if isinstance(class_, _StandIn) else class_
-
-
-class _Acting(_StandIn):
-    """Passes to the class everything else that a pickle does with the stand-in."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return cls._class(*args, **kwargs)
-
-    def mro(cls) -> list[type]:
-        # The class cannot be a second base, because the stand-in must have the same layout in memory as the class.
-        return [cls, _Quiet, *cls.__bases__[0].__mro__]
-
-
-class _Quiet:
-    """Keeps `__init_subclass__` of the program from being called for the stand-in."""
-
-    __slots__ = ()
-
-    def __init_subclass__(cls) -> None:
-        pass
-
-
-def _made(class_: type, saved: list[str]) -> type:
-    now = _defaults(class_)
-    gone = _changed(class_, saved, now)
-
-    def completed(one: Any, state: Any) -> None:
-        object.__setattr__(one, "__class__", class_)
-        if isinstance(state, list):  # from a class that is frozen and has slots
-            values = dict(zip(saved, state, strict=True))
-        else:
-            attributes, slots = state if isinstance(state, tuple) else (state, None)
-            values = {**(attributes or {}), **(slots or {})}
-        _fill(one, _fitting(class_, values, now, gone))
-
-    def made(_: type, *args: Any, **kwargs: Any) -> Any:
-        one = class_.__new__(class_, *args, **kwargs)
-        completed(one, {})
-        return one
-
-    kind = type(class_)
-    acting: Any = type("Acting", (_Acting,) if kind is type else (_Acting, kind), {})
-    members: dict[str, Any] = {"__slots__": (), "_class": class_, "__doc__": class_.__doc__}
-    members |= {"__module__": class_.__module__, "__qualname__": class_.__qualname__}
-    # An object without fields may have no state, and then pickle does not call __setstate__.
-    members |= {"__setstate__": completed} if saved else {"__new__": made}
-    # The metaclass is not called, because it may do something that the program wants once for each class.
-    found: type = type.__new__(acting, class_.__name__, (class_,), members)
-    return found
-
-
 def _fill(one: Any, values: dict[str, Any]) -> None:
     """Gives the fields and other attributes of an object of a dataclass their values. Drops attributes for which the
     class has no place."""
@@ -303,65 +251,6 @@ def _fill(one: Any, values: dict[str, Any]) -> None:
             attributes[name] = value
         elif name in class_.__dataclass_fields__:
             object.__setattr__(one, name, value)
-
-
-class _Taking(_StandIn):
-    """The type of stand-ins that get all values of an object at once. Everything else that is done with the stand-in is
-    done with the class."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        # So pickle makes structs. But the program may have saved the class itself, and then calls it as it is today.
-        if sys._getframe(1).f_globals.get("__name__") in _UNPICKLING:
-            made: Any = cls.__new__
-            return made(cls, *args, **kwargs)
-        return cls._class(*args, **kwargs)
-
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(cls._class, name)
-
-
-def _taking_values(class_: type, kind: str, saved: list[str]) -> type:
-    """Returns the stand-in for objects that were saved as their values, in the order of these fields."""
-    if _kind(class_) is None:
-        return _refusing(class_, kind, saved)
-    now = _defaults(class_)
-    gone = _changed(class_, saved, now)
-
-    def new(_: type, *args: Any, **kwargs: Any) -> Any:
-        values = kwargs or dict(zip(saved, args, strict=True))
-        return _built(class_, _fitting(class_, values, now, gone))
-
-    return _stand_in(class_, new)
-
-
-def _built(class_: Any, values: dict[str, Any]) -> Any:
-    """Returns an object of a class whose fields have these values."""
-    if is_struct(class_):
-        return class_(**values)
-    if _is_named_tuple(class_):
-        return class_.__new__(class_, *map(values.__getitem__, class_._fields))
-    one = object.__new__(class_)
-    _fill(one, values)
-    return one
-
-
-def _refusing(class_: type, kind: str, saved: list[str]) -> type:
-    """Returns the stand-in for objects of which the class of today cannot be made."""
-
-    def new(_: type, *args: Any, **kwargs: Any) -> Any:
-        raise CodecError(
-            f"{called_class(class_)} was {_KINDS[kind]} with the fields {', '.join(saved) or 'none'} when objects of "
-            f"it were saved by an earlier program, and is {_kind(class_) or 'another kind of class'} now, which they "
-            f"cannot become. Keep the class {class_.__qualname__} as it was, give the new class another name and "
-            "convert the objects in a function of the flow, or start the job without the savepoint"
-        )
-
-    return _stand_in(class_, new)
-
-
-def _stand_in(class_: type, new: Any) -> type:
-    members = {"_class": class_, "__new__": new, "__module__": class_.__module__, "__qualname__": class_.__qualname__}
-    return _Taking(class_.__name__, (), members)
 
 
 def _kind(class_: type) -> str | None:
@@ -378,8 +267,8 @@ def _defaults(class_: Any) -> dict[str, Any]:
     if is_struct(class_):
         names, defaults = class_.__struct_fields__, class_.__struct_defaults__
         found = dict.fromkeys(names, dataclasses.MISSING)
-        behind = zip(names[len(names) - len(defaults) :], defaults, strict=True)
-        return found | {name: default for name, default in behind if default is not msgspec.NODEFAULT}
+        last = zip(names[len(names) - len(defaults) :], defaults, strict=True)
+        return found | {name: default for name, default in last if default is not msgspec.NODEFAULT}
     if _is_named_tuple(class_):
         return {name: class_._field_defaults.get(name, dataclasses.MISSING) for name in class_._fields}
     return {field.name: field for field in dataclasses.fields(class_)}
@@ -403,15 +292,6 @@ def _varies(default: Any) -> bool:
     if not isinstance(default, dataclasses.Field) or not default.compare:
         return False
     return not isinstance(default.default_factory, _Missing) and default.default_factory not in _EQUAL_EACH_TIME
-
-
-def _fitting(class_: type, values: dict[str, Any], now: dict[str, Any], gone: list[str]) -> dict[str, Any]:
-    """Returns the saved values without those of fields that are gone, and with defaults for new fields."""
-    values = {name: value for name, value in values.items() if name not in gone}
-    for name, default in now.items():
-        if name not in values:
-            values[name] = _default(class_, name, default, gone)
-    return values
 
 
 def _default(class_: type, name: str, default: Any, gone: list[str]) -> Any:

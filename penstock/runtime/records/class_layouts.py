@@ -8,16 +8,14 @@ there, so one process cannot read what another one has pickled. So the empty cla
 NamedTuple allows no slots, which every named tuple has. So such a class is made from the classes that it really has as
 bases, and a typed dict without asking its metaclass, which refuses these.
 
-`__init_subclass__` of a base of the main script has been called in the program, with the options that only the
-`class` statement names. What it has done there travels: the attributes of the class, and the registry of the base. So
-it is not called again.
+`__init_subclass__` of a base of the main script has been called in the program, with options that only the `class`
+statement names. It cannot be called again in another process, so such a class is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from threading import get_ident
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
@@ -36,7 +34,11 @@ def making(class_: type, arguments: tuple[Any, ...], travels: Callable[[str | No
         meta = partial(type.__new__, meta)
     hooked = next((base for base in class_.__mro__[1:] if "__init_subclass__" in vars(base)), object)
     if travels(hooked.__module__):
-        meta = partial(_make_without_hook, meta, hooked)
+        raise TypeError(
+            f"cannot send the class {class_.__qualname__} of the main script to other processes, because its base "
+            f"{hooked.__qualname__} defines __init_subclass__, which would be called once more there. Define both "
+            "classes in a module that you import"
+        )
     if "__slots__" in members:
         given = given | {"__slots__": tuple(key for key, member in members.items() if _is_slot(class_, member))}
     return meta, name, bases, given, *others
@@ -53,27 +55,6 @@ def filling(class_: type, state: tuple[dict[str, Any], Any]) -> tuple[dict[str, 
     names = {declared} if isinstance(declared, str) else set(declared)
     filled = {**filled, **{key: members[key] for key in names & members.keys()}}
     return {key: member for key, member in filled.items() if not _is_slot(class_, member)}, other
-
-
-# Its name is in what jobs have saved.
-def _make_without_hook(meta: Any, hooked: Any, name: str, bases: tuple[type, ...], given: dict[str, Any]) -> Any:
-    """Makes a class without calling the `__init_subclass__` of its base `hooked`."""
-    namespace = meta.__prepare__(name, bases) if isinstance(meta, type) else {}
-    namespace.update(given)
-    hook = vars(hooked).get("__init_subclass__")
-    if hook is None:  # the base is not filled yet
-        return meta(name, bases, namespace)
-    here = get_ident()
-
-    def hook_of_others(made: Any, /, **options: Any) -> None:
-        if get_ident() != here:  # another thread makes a class of its own
-            hook.__get__(None, made)(**options)
-
-    hooked.__init_subclass__ = classmethod(hook_of_others)
-    try:
-        return meta(name, bases, namespace)
-    finally:
-        hooked.__init_subclass__ = hook
 
 
 def _is_slot(class_: type, member: Any) -> bool:

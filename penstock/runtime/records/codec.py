@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.runtime._native import pack, pack_frames, pack_part, pack_value_frames
 from penstock.runtime.errors import CodecError, describe, is_interrupt, shorten
-from penstock.runtime.records.pickling import dumps, loads, loads_saved, unhashable, unreadable_part
+from penstock.runtime.records.pickling import dumps, loads, unhashable, unreadable_part
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -55,8 +55,9 @@ _decoders: dict[int, _Decode] = {
 }
 
 
-def encode(records: list[Any]) -> tuple[int, bytes]:
-    """Encode a list of records; returns the code to decode with and the payload.
+def encode(records: list[Any], *, saved: bool = False) -> tuple[int, bytes]:
+    """Encodes a list of records. Returns the code to decode with and the payload. `saved`: it is state, which a later
+    program may read.
 
     Raises CodecError naming the first record that cannot be encoded.
     """
@@ -64,7 +65,7 @@ def encode(records: list[Any]) -> tuple[int, bytes]:
     if packed is not None:
         return packed
     try:
-        return PICKLE, dumps(records)
+        return PICKLE, dumps(records, saved=saved)
     except Exception as error:  # the classes of the records decide what pickling them raises
         raise _unsendable(records, error) from error
 
@@ -91,7 +92,7 @@ def _pickled(size: int, *columns: Iterator[Any]) -> list[Encoded]:
     frames = _Frames(size)
     for at, end in frames:
         parts = [list(islice(column, end - at)) for column in columns]
-        data = dumps(parts if len(parts) > 1 else parts[0])
+        data = dumps(parts if len(parts) > 1 else parts[0], saved=True)
         frames.took = len(data)
         found.append((PICKLE, data))
     return found
@@ -102,7 +103,7 @@ def encode_columns(*columns: list[Any]) -> Iterator[list[Encoded]]:
     pickling them raises."""
     frames = _Frames(len(columns[0]))
     for at, end in frames:
-        parts = [pack_part(column, at, end) or (PICKLE, dumps(column[at:end])) for column in columns]
+        parts = [pack_part(column, at, end) or (PICKLE, dumps(column[at:end], saved=True)) for column in columns]
         frames.took = sum(len(data) for _, data in parts)
         yield parts
 
@@ -139,7 +140,7 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
     try:
         if code == MAP:
             return _decode_map(payload)
-        keys, values = loads_saved(payload)
+        keys, values = loads(payload)
         found = dict(zip(keys, values, strict=True))
     except CodecError:
         raise
@@ -159,8 +160,6 @@ def decode(code: int, payload: Buffer, *, saved: bool = False) -> list[Any]:
     decoder = _decoders.get(code)
     if decoder is None:
         decoder = _decoder_of_tuples(code)
-    elif saved and code == PICKLE:
-        decoder = loads_saved
     try:
         return decoder(payload)
     except CodecError:
@@ -178,7 +177,7 @@ def decode_value(payload: Buffer) -> Any:
     """Returns the value from which `dumps` made these bytes. Raises CodecError that names the object which cannot be
     made again."""
     try:
-        return loads_saved(payload)
+        return loads(payload)
     except CodecError:
         raise
     except BaseException as error:  # as in `decode`

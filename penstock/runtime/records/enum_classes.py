@@ -1,9 +1,9 @@
 """How an Enum class travels to another process.
 
-cloudpickle makes the class with the values of its members before the class has its methods. So no `__new__` and no
-`__init__` of the user's is called, members lack the attributes that these set, and members with a data type of their
-own have wrong data. Aliases are lost. So `making` says what each member is made from, whatever the user's methods do,
-and `filling` gives each member its attributes afterwards.
+cloudpickle makes the class with the values of its members before the class has its methods, and leaves aliases out. So
+`making` names all members, and `filling` gives each one the attributes that an `__init__` of the user's has set. A
+class whose members are not made from their values (by a `__new__` of its own, or of a type like date) is refused: its
+members would have wrong data.
 
 Enum pickles members by value. In a program that was changed since, the value may be that of another member: one more
 line before it is enough for `auto()`. So members of the program's classes are pickled by name (`reduced`), and
@@ -14,23 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, EnumMeta, Flag
-from types import new_class
-from typing import Any, NamedTuple
+from types import FunctionType, new_class
+from typing import Any
 
 from penstock.runtime.errors import CodecError
 from penstock.runtime.records.class_evolution import called_class
 
-_OWN = ("__init__", "__new_member__", "_new_member_", "_use_args_")  # of a class's, where _make puts its own
+# Members of these types are made from their values.
+_MADE_FROM_VALUES = (object, int, float, str, bytes, tuple)
+_MAKING = (
+    "__new__",
+    "__new_member__",
+    "_new_member_",
+    "_use_args_",
+)  # what Enum has put into a class for making members
 _OF_ENUM = ("_value_", "_name_", "_sort_order_", "__objclass__", "_inverted_")  # attributes that Enum itself sets
-
-
-class Member(NamedTuple):
-    """A member of an Enum class: its name, its value, and of which type and from what to make it."""
-
-    name: str
-    value: Any
-    type: type
-    arguments: tuple[Any, ...]
 
 
 def is_enum(class_: type) -> bool:
@@ -39,8 +37,17 @@ def is_enum(class_: type) -> bool:
 
 
 def making(class_: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
-    """Returns a function, and its arguments, that make an Enum class with these members and without methods."""
-    members = tuple(_described(name, member, class_._member_type_) for name, member in class_.__members__.items())
+    """Returns a function, and its arguments, that make an Enum class with these members and without methods. Raises
+    TypeError when its members are not made from their values."""
+    made_by = class_._member_type_
+    own = next((base for base in class_.__mro__ if isinstance(vars(base).get("__new_member__"), FunctionType)), None)
+    if own is not None or made_by not in _MADE_FROM_VALUES:
+        raise TypeError(
+            f"cannot send the Enum class {class_.__qualname__} of the main script to other processes, because its "
+            f"members are made by {'a __new__ of its own' if own is not None else f'the type {made_by.__name__}'} and "
+            "not of their values. Define the class in a module that you import, or give it plain values"
+        )
+    members = {name: member._value_ for name, member in class_.__members__.items()}
     boundary = getattr(class_, "_boundary_", None)  # of flags, from Python 3.11 on
     options = {} if boundary is getattr(class_.__bases__[-1], "_boundary_", None) else {"boundary": boundary}
     return _make, (type(class_), class_.__name__, class_.__module__, class_.__bases__, members, options)
@@ -49,14 +56,13 @@ def making(class_: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
 def filling(class_: Any, fill: Callable[..., Any], state: tuple[dict[str, Any], Any]) -> tuple[Callable[..., Any], Any]:
     """Returns a function that fills the class, and what from. `fill` and `state` are cloudpickle's."""
     filled, other = state
-    filled = {name: value for name, value in filled.items() if name not in class_.__members__ and name not in _OWN}
-    own = {name: vars(class_)[name] for name in _OWN if name in vars(class_)}
+    filled = {name: value for name, value in filled.items() if name not in class_.__members__ and name not in _MAKING}
     attributes = {
         name: {key: value for key, value in vars(member).items() if key not in _OF_ENUM}
         for name, member in class_.__members__.items()
         if name == member.name
     }
-    return _fill, (fill, (filled, other), own, attributes)
+    return _fill, (fill, (filled, other), attributes)
 
 
 def reduced(member: Any) -> Any:
@@ -79,45 +85,14 @@ def _is_flag(name: str, flag: Any, of: int) -> bool:
     return name == flag._name_ and value > 0 and not value & (value - 1) and bool(of & value)
 
 
-def _described(name: str, member: Any, kind: Any) -> Member:
-    value = member._value_
-    if kind.__new__ is object.__new__:
-        return Member(name, value, object, ())
-    for base in kind.__mro__:
-        if "__getnewargs__" in vars(base):  # as int, str and tuple have it
-            return Member(name, value, base, tuple(vars(base)["__getnewargs__"](member)))
-    if type(value) is kind:  # such as a date
-        make, arguments = value.__reduce_ex__(2)[:2]
-        if make is kind:
-            return Member(name, value, kind, arguments)
-    return Member(name, value, kind, value if isinstance(value, tuple) else (value,))
-
-
-class _Packed:
-    """Holds a member until the class makes it. A tuple would be taken for several arguments."""
-
-    def __init__(self, member: Member) -> None:
-        self.member = member
-
-
 # Their names are in what jobs have saved.
 def _make(
-    meta: type, name: str, module: str, bases: tuple[type, ...], members: tuple[Member, ...], options: dict[str, Any]
+    meta: type, name: str, module: str, bases: tuple[type, ...], members: dict[str, Any], options: dict[str, Any]
 ) -> type:
-    def new(class_: Any, packed: Any) -> Any:
-        while not isinstance(packed, _Packed):  # an Enum of tuples wraps it
-            packed = packed[0]
-        made: Any = packed.member.type.__new__(class_, *packed.member.arguments)
-        made._value_ = packed.member.value
-        return made
-
     def fill(namespace: dict[str, Any]) -> None:
         namespace["__module__"] = module
-        if members:
-            namespace["__new__"] = new
-            namespace["__init__"] = lambda self, packed: None
-        for member in members:
-            namespace[member.name] = _Packed(member)
+        for item in members.items():  # one after the other, because update() of an Enum's namespace may not note them
+            namespace.__setitem__(*item)
 
     return new_class(name, bases, {"metaclass": meta, **options}, fill)
 
@@ -148,13 +123,8 @@ def _flags(class_: Any, names: tuple[str, ...], others: int) -> Any:
     return class_(value)
 
 
-def _fill(class_: Any, state: tuple[Callable[..., Any], Any, dict[str, Any], dict[str, dict[str, Any]]]) -> None:
-    fill, members, own, attributes = state
-    for name in _OWN:
-        if name in own:
-            setattr(class_, name, own[name])
-        elif name in vars(class_):
-            delattr(class_, name)
+def _fill(class_: Any, state: tuple[Callable[..., Any], Any, dict[str, dict[str, Any]]]) -> None:
+    fill, members, attributes = state
     fill(class_, members)
     for name, values in attributes.items():
         vars(class_.__members__[name]).update(values)

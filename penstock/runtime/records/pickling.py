@@ -16,7 +16,7 @@ State may come from another program, when a job starts from a savepoint of the s
 with the token of another program then means the class of this program with the same module, qualified name and number.
 The program's class always wins; when there is none of this name, CodecError says so. Names in pickles also contain the
 fields of dataclasses, structs and named tuples, so objects that were saved with other fields are noticed, and get each
-value under its name (class_evolution.py).
+value under its name (class_evolution.py). In state, classes that can be imported are named so too.
 
 Classes that a user's function creates while it runs belong to no program. They travel with their code in each list, and
 each process creates them once.
@@ -26,6 +26,7 @@ each process creates them once.
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 import sys
@@ -44,9 +45,9 @@ import cloudpickle
 
 from penstock.runtime.errors import CodecError, shorten
 from penstock.runtime.records import class_layouts, enum_classes, struct_classes
-from penstock.runtime.records.class_evolution import Noted, differs, layout, stand_in
+from penstock.runtime.records.class_evolution import ByName, LayoutChanged, called_class, differs, layout
 from penstock.runtime.records.enum_classes import is_enum
-from penstock.runtime.records.remade import remade, remade_function
+from penstock.runtime.records.remade import remade
 from penstock.runtime.records.struct_classes import is_struct
 
 PROTOCOL = 5
@@ -76,50 +77,33 @@ _here: Program | None = None  # the program that this process was started for
 _hosting = threading.local()  # program: see `belonging_to`
 
 
-def dumps(value: Any, program: Program | None = None) -> bytes:
+def dumps(value: Any, program: Program | None = None, *, saved: bool = False) -> bytes:
     """Returns a value as bytes, for `loads` in another process of the same job. Raises what pickling the value
     raises. `program`: the program that the value belongs to, where this process has not joined it: a driver that hosts
-    its jobs itself. Without it, the program is that of `belonging_to`, if the thread is in its context."""
+    its jobs itself. Without it, the program is that of `belonging_to`, if the thread is in its context. `saved`: the
+    value is state, which a later program may read whose classes have changed, also those that can be imported."""
     if _here is not None and program in (None, _here):
         # This is faster, and right here: plain pickle names only what can be imported, because the main script belongs
         # to another process.
+        if not saved:
+            try:
+                return pickle.dumps(value, PROTOCOL)
+            except Exception:  # the value's class decides what pickling it raises; only the last way's error is told
+                pass
         try:
-            return pickle.dumps(value, PROTOCOL)
-        except Exception:  # the value's class decides what pickling it raises; only the error of the last way is told
-            pass
-        try:
-            return _dumped(_Plain, value)
+            return _dumped(_Plain, value, saved)
         except Exception:  # the same
             pass
-    return _dumped(_Naming, value, program or _hosted())
+    return _dumped(_Naming, value, program or _hosted(), saved)
 
 
 def loads(data: Buffer) -> Any:
     """Returns the value from which `dumps` made these bytes in a process of the job, or of one that saved the state.
     Raises what unpickling the value raises."""
-    return pickle.loads(data)  # from a frame of this module, see class_evolution.py
-
-
-def loads_saved(data: Buffer) -> Any:
-    """The same as `loads`, for state. Objects of imported dataclasses get the fields that their classes have got since
-    the objects were saved."""
-    return _Completing(bytes(data)).load()
-
-
-class _Completing(pickle.Unpickler):
-    """Completes objects that were saved by an earlier program."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
-        self._noted = Noted(data)
-
-    def find_class(self, module: str, name: str) -> Any:
-        return self._noted.class_for(super().find_class(module, name))
-
-    def load(self) -> Any:
-        value = super().load()
-        self._noted.complete()
-        return value
+    try:
+        return pickle.loads(data)
+    except LayoutChanged:
+        return ByName(data, _find, _named).load()
 
 
 @contextmanager
@@ -152,11 +136,10 @@ class Unreadable(NamedTuple):
 def unreadable_part(data: bytes | bytearray | memoryview) -> Unreadable | None:
     """Describes the first object in these bytes that cannot be made again. None: nothing is wrong with any object, or
     a class is missing."""
-    with io.BytesIO(data) as file:
-        reader = _Explaining(file)
-        with suppress(BaseException):  # the classes of the objects decide what unpickling them raises
-            reader.load()
-        return reader.problem
+    reader = _Explaining(data, _find, _named)
+    with suppress(BaseException):  # the classes of the objects decide what unpickling them raises
+        reader.load()
+    return reader.problem
 
 
 def unhashable(keys: Iterable[Any]) -> Unreadable | None:
@@ -270,33 +253,35 @@ def program() -> Program:
 class _Plain(pickle.Pickler):
     """Names the classes of the program. All other classes must be importable. This costs half as much as _Naming."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, saved: bool) -> None:
         super().__init__(file, PROTOCOL)
+        self._saved = saved
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type):
-            if _here is not None and (found := _here.reference(obj)) is not None:
-                return _find, found
-        elif isinstance(type(obj), EnumMeta):  # this is called for each object
-            return _member(obj, _here)
+            return _reference(obj, _here, self._saved)
+        if isinstance(type(obj), EnumMeta):  # this is called for each object
+            return _member(obj, _here, self._saved)
         return NotImplemented
 
 
 class _Naming(cloudpickle.Pickler):  # type: ignore[misc]
     """Names the classes of the program. Other classes that cannot be imported travel with their code."""
 
-    def __init__(self, file: io.BytesIO, program: Program | None) -> None:
+    def __init__(self, file: io.BytesIO, program: Program | None, saved: bool) -> None:
         super().__init__(file, protocol=PROTOCOL)
         self._program = program or _here
+        self._saved = saved
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if kind is FunctionType:
-            return remade_function(obj, super().reducer_override(obj))
         if not issubclass(kind, type):
-            return _member(obj, self._program) if is_enum(kind) else _remade(obj)
-        if self._program is not None and (found := self._program.reference(obj)) is not None:
-            return _find, found
+            if is_enum(kind):
+                return _member(obj, self._program, self._saved)
+            found = _remade(obj)
+            return super().reducer_override(obj) if found is NotImplemented and kind is FunctionType else found
+        if (found := _reference(obj, self._program, self._saved)) is not NotImplemented:
+            return found
         reduced = super().reducer_override(obj)
         return (_find_or_make, (_stray(obj), _code(obj))) if _is_definition(reduced) else reduced
 
@@ -311,7 +296,7 @@ class _Defining(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
         if not issubclass(type(obj), type) or not _is_definition(reduced):
-            return _remade(obj) if reduced is NotImplemented else remade_function(obj, reduced)
+            return reduced if (found := _remade(obj)) is NotImplemented else found
         make, arguments, state, _, _, fill = reduced
         if is_struct(obj):
             make, arguments = _make_once, (arguments[-2], *struct_classes.making(obj))
@@ -334,76 +319,53 @@ class _DefiningStray(_Defining):
         return super().reducer_override(obj)
 
 
-def _noting(load: Callable[[Any], None]) -> Callable[[Any], None]:
+def _noting(code: str, load: Callable[[Any], None]) -> Callable[[Any], None]:
     """Returns the step of an unpickler that also notes which object the step cannot make."""
 
     def noting(reader: _Explaining) -> None:
-        maker, given = reader.stack[-2:]  # a class or function with its arguments, or an object with its state
+        stack, outer = list(reader.stack), reader.metastack[-1] if reader.metastack else []
         try:
             load(reader)
         except BaseException as error:
-            of = maker if callable(maker) else type(maker)
-            if isinstance(error, pickle.UnpicklingError | TypeError) and load is _load_new and is_struct(of):
-                words = f"{_called(of)} is a msgspec.Struct now, and was none when objects of it were saved"
-                reader.problem = Unreadable(words, True)
-            else:
-                words = f"an object of {_called(of)} cannot be made again from {shorten(given, 100)}"
-                reader.problem = Unreadable(words, False)
+            reader.problem = _explained(code, stack, outer, error)
             raise
 
     return noting
 
 
-def _noting_items(load: Callable[[Any], None], code: str) -> Callable[[Any], None]:
-    """Returns the step of an unpickler that also notes which object does not take its items."""
-    kind, member = _TAKING_ITEMS[code.rstrip("S")]
-
-    def noting(reader: _Explaining) -> None:
-        if code.endswith("S"):  # many items, after a mark
-            holder, items = reader.metastack[-1][-1], list(reader.stack)
-        else:
-            at = -3 if code == "SETITEM" else -2
-            holder, items = reader.stack[at], reader.stack[at + 1 :]
-        try:
-            load(reader)
-        except BaseException:
-            called = _called(type(holder))
-            reader.problem = None if member == "append" else unhashable(items[:: 2 if member == "keys" else 1])
-            if reader.problem is not None or type(holder) in (list, dict, set):
-                pass
-            elif hasattr(holder, member):
-                reader.problem = Unreadable(f"an object of {called} does not take its items", False)
-            else:
-                words = f"{called} was {kind} when objects of it were saved, and is another kind of class now"
-                reader.problem = Unreadable(words, True)
-            raise
-
-    return noting
+def _explained(code: str, stack: list[Any], outer: list[Any], error: BaseException) -> Unreadable | None:
+    """Explains the error of a step of an unpickler, by what was on its stack before, and below the last mark."""
+    if code == "FROZENSET":
+        return unhashable(stack)
+    if code not in _TAKING_ITEMS:
+        maker, given = stack[-2:]  # a class or function with its arguments, or an object with its state
+        of = maker if callable(maker) else type(maker)
+        if isinstance(error, pickle.UnpicklingError | TypeError) and code == "NEWOBJ" and is_struct(of):
+            return Unreadable(
+                f"{_called(of)} is a msgspec.Struct now, and was none when objects of it were saved", True
+            )
+        return Unreadable(f"an object of {_called(of)} cannot be made again from {shorten(given, 100)}", False)
+    kind, member = _TAKING_ITEMS[code]
+    if code.endswith("S"):  # many items, after a mark
+        holder, items = outer[-1], stack
+    else:
+        at = -3 if code == "SETITEM" else -2
+        holder, items = stack[at], stack[at + 1 :]
+    found = None if member == "append" else unhashable(items[:: 2 if member == "keys" else 1])
+    if found is not None or type(holder) in (list, dict, set):
+        return found
+    called = _called(type(holder))
+    if hasattr(holder, member):
+        return Unreadable(f"an object of {called} does not take its items", False)
+    return Unreadable(f"{called} was {kind} when objects of it were saved, and is another kind of class now", True)
 
 
 # By the step of an unpickler: what takes items in it, and the name of a method that all such classes have.
 _TAKING_ITEMS = {
-    "APPEND": ("a list", "append"),
-    "SETITEM": ("a dict", "keys"),
-    "ADDITEM": ("a set", "add"),
+    **dict.fromkeys(("APPEND", "APPENDS"), ("a list", "append")),
+    **dict.fromkeys(("SETITEM", "SETITEMS"), ("a dict", "keys")),
+    "ADDITEMS": ("a set", "add"),
 }
-_ITEMS = {name: getattr(pickle, name) for name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS")}
-_steps = pickle._Unpickler.dispatch
-_load_new = _steps[pickle.NEWOBJ[0]]
-
-
-def _noting_elements(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Returns the step of an unpickler that makes a frozenset, and also notes which element it cannot take."""
-
-    def noting(reader: _Explaining) -> None:
-        elements = list(reader.stack)
-        try:
-            load(reader)
-        except BaseException:
-            reader.problem = unhashable(elements)
-            raise
-
-    return noting
 
 
 def _called(of: Any) -> str:
@@ -412,18 +374,17 @@ def _called(of: Any) -> str:
     return f"{name} (of module {module})" if module not in (None, "builtins") else str(name)
 
 
-class _Explaining(pickle._Unpickler):
-    """The unpickler that is written in Python. It is slow, and can be watched, which the one in C cannot."""
+class _Explaining(ByName):
+    """An unpickler that can be watched, which the one in C cannot."""
 
-    stack: list[Any]
     metastack: list[list[Any]]
     problem: Unreadable | None = None
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        **_steps,
-        **{code[0]: _noting(_steps[code[0]]) for code in (pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD)},
-        **{code[0]: _noting_items(_steps[code[0]], name) for name, code in _ITEMS.items()},
-        pickle.FROZENSET[0]: _noting_elements(_steps[pickle.FROZENSET[0]]),
-    }
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {**ByName.dispatch}
+
+
+for _step in ("REDUCE", "NEWOBJ", "BUILD", "FROZENSET", *_TAKING_ITEMS):
+    _number = getattr(pickle, _step)[0]
+    _Explaining.dispatch[_number] = _noting(_step, ByName.dispatch[_number])
 
 
 class _Definition:
@@ -453,10 +414,27 @@ def _remade(obj: Any) -> Any:
     return remade(obj, _travels)
 
 
-def _member(obj: Any, program: Program | None) -> Any:
+def _reference(class_: type, program: Program | None, saved: bool) -> Any:
+    """Returns how a class is found again. NotImplemented: by its name alone, or it has to take its code along."""
+    if program is not None and (found := program.reference(class_)) is not None:
+        return _find, found
+    if saved and (described := layout(class_)) and _imported(class_.__module__, class_.__qualname__) is class_:
+        return _find, ("", class_.__module__, class_.__qualname__, 0, described)
+    return NotImplemented
+
+
+def _imported(module: str, qualified: str) -> Any:
+    """Returns what has this name in a module that is imported, or None."""
+    found: Any = None if _travels(module) else sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _member(obj: Any, program: Program | None, saved: bool) -> Any:
     """Returns how a member of an Enum class is found again. NotImplemented: pickle knows better, because the class is
-    none of the program's."""
-    if program is None or program.reference(type(obj)) is None:
+    none of the program's, and the member is no part of state."""
+    if not saved and (program is None or program.reference(type(obj)) is None):
         return NotImplemented
     return enum_classes.reduced(obj)
 
@@ -500,7 +478,26 @@ def _defined(data: bytes) -> Any:
 
 
 def _find(token: str, module: str, qualified: str, number: int, saved: str = "") -> type:
-    """Returns the class of this name, for objects that were saved with this layout."""
+    """Returns the class of this name. Raises LayoutChanged when objects that were saved with this layout must be read
+    by the names of their fields."""
+    found = _named(token, module, qualified, number)
+    if saved and differs(found, saved):
+        raise LayoutChanged(f"{called_class(found)} has other fields than when objects of it were saved")
+    return found
+
+
+def _named(token: str, module: str, qualified: str, number: int) -> type:
+    """Returns the class of this name: an imported one without a token, or one of a program."""
+    found: type | None
+    if not token:
+        importlib.import_module(module)
+        found = _imported(module, qualified)
+        if found is None:
+            raise CodecError(
+                f"there is no class {qualified} in module {module}, and objects of it were saved. Keep the class under "
+                "its name, or start the job without the savepoint"
+            )
+        return found
     name = (token, module, qualified, number)
     found = _own.get(name) or _classes.get(name)
     if found is None:
@@ -513,8 +510,6 @@ def _find(token: str, module: str, qualified: str, number: int, saved: str = "")
                 "that are in the state under the names that they had, and its flow must use them"
             )
         _classes[name] = found
-    if saved and differs(found, saved):
-        return stand_in(found, saved)
     return found
 
 

@@ -29,7 +29,6 @@ from typing import Any, Literal
 
 from penstock.runtime.errors import FlowError, RecordError, describe, is_interrupt, shorten
 from penstock.runtime.mistakes import called, nearest
-from penstock.runtime.records.class_evolution import lacks_field
 from penstock.runtime.records.pickle_errors import culprit, of_main_script
 from penstock.runtime.records.pickling import copied, dumps
 
@@ -111,7 +110,7 @@ class ErrorHandler:
         location = location or user_line(error)
         where = f"\n  at {location}" if location else ""
         declared = f"\n  operator declared at {self.declared_at}" if self.declared_at else ""
-        known = of_main_script(error) or lacks_field(error)
+        known = of_main_script(error)
         remedy = known or self.remedy or (_OVER_THE_PLACE if is_of_place(error) else remedy)
         return RecordError(
             f"operator {self.operator!r} failed{self.step}: {describe(error)}"

@@ -300,7 +300,7 @@ class LoggedMap(_Saved):
 
     def _encode(self) -> None:
         try:
-            self._chunks.append((encode(self._keys), encode(self._partials)))
+            self._chunks.append((encode(self._keys, saved=True), encode(self._partials, saved=True)))
         except Exception:  # whoever saves the map whole finds out which value it is
             self.lose()
         else:
