@@ -11,6 +11,7 @@ from penstock.bridge.spark_life import SPARK_LIFE
 from penstock.host.decide.job_state import JOB
 from penstock.host.decide.worker_lives import LIFE
 from penstock.runtime.epochs.coordinator import COORDINATOR
+from penstock.runtime.exchange.channel_state import CHANNEL
 from penstock.runtime.lifecycle import Table
 from penstock.runtime.worker.task_state import TASK
 
@@ -53,6 +54,12 @@ SECTIONS: list[tuple[str, str, Table[Any, Any]]] = [
         "channels wait for room or credit, and whether operators have gathered records, is no state: both come and go "
         "with single steps.",
         TASK,
+    ),
+    (
+        "A channel",
+        "What the sender's end of a channel between two tasks does. The table is in "
+        "`penstock/runtime/exchange/channel_state.py`. How much credit a channel has is no state.",
+        CHANNEL,
     ),
     (
         "The process of a worker",

@@ -389,7 +389,7 @@ class Checks:
 
     def delivered(self, process: Process) -> None:
         """A process has taken in messages."""
-        for channel in process.loop.wiring.out.values():
+        for _, channel in process.loop.wiring.out.values():
             assert channel.outstanding >= 0, f"channel {channel.number} was granted more than it has sent"
 
     def after(self, process: Process) -> None:

@@ -116,16 +116,16 @@ def _drop_at_acknowledgement() -> Any:
 @planted_fault("penstock/runtime/exchange/channel.py", Seeds(27, _somebody_dies))
 def _no_second_end() -> Any:
     """What a channel sends again leaves out its end, which its receiver had before."""
-    connect = OutChannel.connect
+    connect = OutLog.connect
 
-    def connect_(self: OutChannel, generation: int) -> None:
-        cache = self.log.cache
-        if cache.entries and cache.entries[-1][0] == END and len(self.log.channels) == 1:
+    def connect_(self: OutLog, channel: OutChannel, generation: int) -> None:
+        cache = self.cache
+        if cache.entries and cache.entries[-1][0] == END and len(self.channels) == 1:
             cache.entries.pop()
             cache.end -= 1
-        connect(self, generation)
+        connect(self, channel, generation)
 
-    return _patch(OutChannel, "connect", connect_)
+    return _patch(OutLog, "connect", connect_)
 
 
 # On one node, because it takes nothing apart that relays and sorted channels have put together.
@@ -142,7 +142,7 @@ def _old_generations() -> Any:
             for channel, _ in head.destinations:
                 task, _ = self.wiring.delivery.inputs.get(channel, (None, None))
                 if head.kind == CREDIT:
-                    if (out := self.wiring.out.get(channel)) is not None:
+                    if (out := self.wiring.out.get(channel, (None, None))[1]) is not None:
                         out.outstanding -= head.stamp
                 elif task is None:
                     continue
@@ -172,7 +172,7 @@ def _old_credit() -> Any:
         others = []
         for number, message in messages:
             head = read_head(message)
-            out = self.wiring.out.get(head.destinations[0][0])
+            _, out = self.wiring.out.get(head.destinations[0][0], (None, None))
             if head.kind != CREDIT:
                 others.append((number, message))
             elif out is not None:
@@ -185,11 +185,7 @@ def _old_credit() -> Any:
 @planted_fault("penstock/runtime/exchange/channel.py", Seeds(2, _somebody_dies))
 def _held_up() -> Any:
     """A task whose receiver is being taken back waits for it."""
-
-    def disconnect(self: OutChannel) -> None:
-        self.connected = False
-
-    return _patch(OutChannel, "disconnect", disconnect)
+    return _patch(OutChannel, "catching_up", property(lambda self: self.connected and self.next < self.until))
 
 
 @planted_fault(
@@ -256,14 +252,14 @@ def _one_left_out() -> Any:
 @planted_fault("penstock/runtime/exchange/channel.py", Seeds(11, _somebody_dies))
 def _siblings_go_back() -> Any:
     """When a receiver goes back, the cursors of its siblings go back too."""
-    connect = OutChannel.connect
+    connect = OutLog.connect
 
-    def all_of_them(self: OutChannel, generation: int) -> None:
-        connect(self, generation)
-        for channel in self.log.channels:
-            channel.next = self.log.cache.first
+    def all_of_them(self: OutLog, channel: OutChannel, generation: int) -> None:
+        connect(self, channel, generation)
+        for each in self.channels:
+            each.next = self.cache.first
 
-    return _patch(OutChannel, "connect", all_of_them)
+    return _patch(OutLog, "connect", all_of_them)
 
 
 @planted_fault(
@@ -343,10 +339,7 @@ def _numbers_not_looked_at() -> Any:
 def _local_as_before() -> Any:
     """A channel to a receiver that has moved goes where it went before."""
 
-    def move(self: OutChannel, worker: int, *, local: bool) -> None:
-        self.log.channels_moved()
-
-    return _patch(OutChannel, "move", move)
+    return _patch(OutChannel, "move", lambda self, worker, *, local: None)
 
 
 @planted_fault("penstock/runtime/worker/wiring.py", Seeds(26, lambda faults: faults.kills > 0))
@@ -764,12 +757,9 @@ def _nothing_redirected() -> Any:
         move(self, worker, local=local)
         moving.add(id(self))
 
-    def connected(self: OutChannel, generation: int) -> None:
-        connect(self, generation)
-        if id(self) in moving:
-            moving.discard(id(self))
-            self.next = self.log.cache.end
-            self.passed()
+    def connected(self: OutChannel, generation: int, first: int, end: int) -> None:
+        connect(self, generation, end if id(self) in moving else first, end)
+        moving.discard(id(self))
 
     moving: set[int] = set()
     return _both(_patch(OutChannel, "move", moved), _patch(OutChannel, "connect", connected))
@@ -794,8 +784,8 @@ def _moved_senders_wait() -> Any:
     def connect_tasks(self: Wiring, numbers: set[int], generation: int) -> None:
         for channel, target in self._targets.items():
             if target in numbers and channel in self.out:
-                self.out[channel].connect(generation)
-                self.catching_up[channel] = self.out[channel]
+                log, out = self.catching_up[channel] = self.out[channel]
+                log.connect(out, generation)
 
     return _patch(Wiring, "connect_tasks", connect_tasks)
 

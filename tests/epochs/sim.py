@@ -648,8 +648,8 @@ class Process:
 
     def close(self) -> None:
         """Let go of the files that its channels keep messages in, long before the garbage collector would."""
-        for channel in self.loop.wiring.out.values():
-            channel.log.cache.clear()
+        for log, _ in self.loop.wiring.out.values():
+            log.cache.clear()
 
 
 class _Bridge(Bridge):
@@ -1991,9 +1991,9 @@ class EpochCluster:
                 if task._waiting:
                     self.checks.not_held_up(task)
         if loop.wiring.catching_up and (whole or random_() < 0.5):
-            places = [channel.next for channel in loop.wiring.catching_up.values()]
+            places = [channel.next for _, channel in loop.wiring.catching_up.values()]
             loop._catch_up()
-            moved = moved or places != [channel.next for channel in loop.wiring.catching_up.values()]
+            moved = moved or places != [channel.next for _, channel in loop.wiring.catching_up.values()]
         if moved:
             self.checks.after(process)
         else:
@@ -2101,9 +2101,10 @@ class EpochCluster:
                 )
                 lines += [
                     f"    -> {'local' if channel.local else 'remote'} {channel.number}: outstanding "
-                    f"{channel.outstanding}, queued {channel.queued()}, cached {channel.log.cache.first} to "
-                    f"{channel.log.cache.end}, next {channel.next}, ended {channel.log.ended}, connected "
-                    f"{channel.connected}, catching up {channel.catching_up}, generation {channel.generation}"
-                    for channel in task.channels
+                    f"{channel.outstanding}, queued {log.unsent(channel)}, cached {log.cache.first} to "
+                    f"{log.cache.end}, next {channel.next}, ended {log.ended}, "
+                    f"{channel.life.state}, generation {channel.generation}"
+                    for log in task.logs
+                    for channel in log.channels
                 ]
         return "\n".join(lines)

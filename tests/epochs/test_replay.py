@@ -227,7 +227,7 @@ class Model:
             assert not self.channel.queue
             self.seen["free while behind"] += 1
         if self.free and not behind:
-            assert self.cursor.queued() == 0
+            assert self.channel.unsent(self.cursor) == 0
         self.seen["held up"] += not self.free
 
     # --- the way, and the receiver ------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class Model:
         self.receiver = None
         self.due.clear()
         self.cursor.deliver_to(Nobody())  # type: ignore[arg-type]
-        self.cursor.disconnect()
+        self.channel.disconnect(self.cursor)
         self.channel.complete(self.complete)
         self.seen["disconnect"] += 1
 
@@ -308,7 +308,7 @@ class Model:
             return
         self.generation += self.rng.randint(1, 3)
         self.receiver = self.new_receiver()
-        self.cursor.connect(self.generation)
+        self.channel.connect(self.cursor, self.generation)
         self.seen["ended before"] += [entry[0] for entry in self.channel.cache.entries] == [END]
 
     # ------------------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class Model:
         assert self.receiver.got == self.made
         assert self.channel.flush()
         assert not self.cursor.catching_up
-        assert self.cursor.queued() == 0
+        assert self.channel.unsent(self.cursor) == 0
         self.finish()
 
     def state(self) -> tuple[Any, ...]:
@@ -380,7 +380,7 @@ class OutChannelOf:
 
     def __init__(self, cache: OutputCache) -> None:
         self.channel = one_log(MemoryNetwork(1).transport(0), errors_of(), cache=cache, receiver=Nobody())
-        self.channel.channels[0].disconnect()
+        self.channel.disconnect(self.channel.channels[0])
         self.epoch = 0
 
     def act(self, rng: Random) -> None:
@@ -468,9 +468,9 @@ def local(output_caches: OutputCaches, errors: ErrorHandler | None = None) -> tu
 
 def rejoin(channel: OutLog, generation: int) -> Recorder:
     task = Recorder()
-    channel.channels[0].disconnect()
+    channel.disconnect(channel.channels[0])
     channel.channels[0].deliver_to(task)
-    channel.channels[0].connect(generation)
+    channel.connect(channel.channels[0], generation)
     assert channel.flush()
     return task
 
@@ -485,7 +485,7 @@ def test_messages_come_again_byte_for_byte_but_for_their_generation(
         channel.push(batch, 10 * i)
         assert channel.flush()
         channel.barrier(i)
-    channel.channels[0].disconnect()
+    channel.disconnect(channel.channels[0])
     channel.push(["while away"], 99)
     assert channel.flush()
     assert read(wire.sent[-1])[0] == DATA, "nothing is sent while the receiver is away, not even a barrier"
@@ -494,7 +494,7 @@ def test_messages_come_again_byte_for_byte_but_for_their_generation(
     if spill:
         channel.cache.spill()
     first, wire.sent = wire.sent, []
-    channel.channels[0].connect(generation)
+    channel.connect(channel.channels[0], generation)
     channel.push(["after"], 100)
     channel.end()
     assert channel.flush()
@@ -542,7 +542,7 @@ def test_a_receiver_of_the_same_worker_gets_what_was_made_and_not_what_another_m
 def test_what_is_made_while_the_receiver_is_away_is_not_spoiled_by_others_that_got_it() -> None:
     """A broadcast gives the same records to all; some of its receivers do not go back."""
     channel, _ = local(OutputCaches())
-    channel.channels[0].disconnect()
+    channel.disconnect(channel.channels[0])
     records = [{"n": 1}, {"n": 2}]
     channel.push(records, 0)
     assert channel.flush()
@@ -585,7 +585,7 @@ def test_inside_a_worker_what_cannot_come_again_does_not_come_at_all() -> None:
     assert len(errors.dead_letters) == 2
     assert task.records() == [{"n": 1}, {"n": 2}]
     assert rejoin(channel, 1).records() == [{"n": 1}, {"n": 2}]
-    assert channel.channels[0].queued() == 0
+    assert channel.unsent(channel.channels[0]) == 0
     assert errors.skipped == 2
 
 
@@ -623,12 +623,12 @@ def test_a_quicker_sender_is_held_up_again_some_time_after_a_failure(tmp_path: P
     run(200)
     assert held_up
     task = Recorder()
-    channel.channels[0].disconnect()
+    channel.disconnect(channel.channels[0])
     channel.channels[0].deliver_to(task)
-    channel.channels[0].connect(1)
+    channel.connect(channel.channels[0], 1)
     held_up = 0
     run(5000)
-    assert held_up, f"{channel.channels[0].queued():,} records wait, and more with each step"
+    assert held_up, f"{channel.unsent(channel.channels[0]):,} records wait, and more with each step"
 
 
 def test_a_record_that_failed_on_the_way_is_told_once() -> None:
@@ -639,8 +639,8 @@ def test_a_record_that_failed_on_the_way_is_told_once() -> None:
     assert errors.skipped == 2
     for generation in (1, 2):
         wire.sent.clear()
-        channel.channels[0].disconnect()
-        channel.channels[0].connect(generation)
+        channel.disconnect(channel.channels[0])
+        channel.connect(channel.channels[0], generation)
         assert channel.flush()
         batches = [read(message)[4] for message in wire.sent]
         assert [record for batch in batches if isinstance(batch, list) for record in batch] == ["a", "b"]

@@ -276,20 +276,20 @@ def test_a_receiver_that_goes_back_learns_the_last_watermark_of_a_complete_epoch
         channel.flush()
         assert said() == ["a", 4, 5, "b", ("barrier", 1), "c", 8]
     else:
-        channel.channels[0].disconnect()
+        channel.disconnect(channel.channels[0])
         channel.flush()
     channel.complete(1)
     for generation in (2, 3):
-        channel.channels[0].disconnect()
-        channel.channels[0].connect(generation)
+        channel.disconnect(channel.channels[0])
+        channel.connect(channel.channels[0], generation)
         assert channel.flush()
         assert said() == [5, "c", 8]
     channel.barrier(2)
     channel.barrier(3)
     channel.flush()
     channel.complete(3)
-    channel.channels[0].disconnect()
-    channel.channels[0].connect(4)
+    channel.disconnect(channel.channels[0])
+    channel.connect(channel.channels[0], 4)
     channel.flush()
     assert [one for one in said() if not isinstance(one, tuple)] == [8], "also when it is epochs old"
 

@@ -441,11 +441,11 @@ def test_credit_counts_what_was_sent_and_taken() -> None:
     out.push(["y"], 0)
     assert not out.flush()
     assert cursor.outstanding == len(wire.sent[0]) - ADDRESS_BYTES - DESTINATION_BYTES == out.bytes
-    assert cursor.queued() == 1
+    assert out.unsent(cursor) == 1
     assert not out.stopped_by_room, "a grant will tell"
     cursor.granted(cursor.outstanding)
     assert out.flush()
-    assert cursor.queued() == 0
+    assert out.unsent(cursor) == 0
 
 
 @pytest.mark.parametrize("room", [1, 10**9])
@@ -470,7 +470,7 @@ def test_no_room_is_told_apart_from_no_credit() -> None:
     assert not out.flush()
     assert out.stopped_by_room
     assert out.channels[0].outstanding == 0, "not sent yet"
-    assert out.channels[0].queued() == 3
+    assert out.unsent(out.channels[0]) == 3
     wire.room = 1
     out.end()
     assert not out.flush()

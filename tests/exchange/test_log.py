@@ -298,7 +298,7 @@ class LogMachine(RuleBasedStateMachine):
         for number in numbers & set(range(len(self.channels))):
             self.receivers[number] = None
             self.grants_due.pop(number, None)
-            self.channels[number].disconnect()
+            self.log.disconnect(self.channels[number])
         self.log.complete(self.complete)
 
     @precondition(lambda self: self.epochs)
@@ -308,10 +308,10 @@ class LogMachine(RuleBasedStateMachine):
             if self.receivers[number] is not None:
                 continue
             if moves >= 0:
-                self.channels[number].move(moves, local=moves == HOME)
+                self.log.move(self.channels[number], moves, local=moves == HOME)
             self.generations[number] += 1
             self.receivers[number] = self.new_receiver(number, self.made[: self.complete_at])
-            self.channels[number].connect(self.generations[number])
+            self.log.connect(self.channels[number], self.generations[number])
 
     @precondition(lambda self: self.epochs)
     @rule()
@@ -368,7 +368,7 @@ class LogMachine(RuleBasedStateMachine):
                     f"channel {channel.number} got {len(receiver.got)} of {len(self.made)}"
                 )
                 assert self.marks in [0, *receiver.marks] or self.marks < self.complete_at
-                assert channel.queued() == 0
+                assert self.log.unsent(channel) == 0
             assert self.log.flush()
             if self.epochs:
                 self.log.complete(max(self.epoch, self.complete) + 1)
@@ -509,8 +509,8 @@ def test_siblings_run_a_window_ahead_of_the_slowest_and_no_further() -> None:
         pushed += 1
     assert slow.outstanding >= 300
     assert slow.next == quick.next == pushed <= 6
-    assert quick.queued() == 1, "the sender waits for the slow one"
-    slow.disconnect()
+    assert log.unsent(quick) == 1, "the sender waits for the slow one"
+    log.disconnect(slow)
     for i in range(100):
         quick.outstanding = 0
         assert log.flush()
@@ -531,11 +531,11 @@ def test_who_goes_back_is_sent_alone_what_it_missed_and_shares_messages_again() 
     log.complete(1)
     log.push([3], 3)
     assert log.flush()
-    back.disconnect()
+    log.disconnect(back)
     log.push([4], 4)
     assert log.flush()
     wires.wires.clear()
-    back.connect(7)
+    log.connect(back, 7)
     assert back.catching_up
     log.push([5], 5)
     assert log.flush()
@@ -580,8 +580,8 @@ def test_entries_that_nobody_needs_are_passed_over(ended: bool, marked: bool) ->
         push("c")
     assert log.flush()
     wires.wires.clear()
-    late.disconnect()
-    late.connect(1)
+    log.disconnect(late)
+    log.connect(late, 1)
     log.flush()
     log.complete(4 if ended else 3)
     late.outstanding = 0
@@ -657,9 +657,9 @@ def test_a_receiver_that_moves_gets_large_entries_in_pieces(alone: bool) -> None
     log.end()
     assert log.flush()
     assert records_of(wires.wires[1]) == [*records, "y" * 250]
-    channel.disconnect()
-    channel.move(2, local=False)
-    channel.connect(1)
+    log.disconnect(channel)
+    log.move(channel, 2, local=False)
+    log.connect(channel, 1)
     wires.room = 2
     got: list[bytes] = []
     while not log.flush() or channel.catching_up:
@@ -688,11 +688,11 @@ def test_a_receiver_that_moves_to_the_senders_worker_gets_the_records_themselves
     log, _ = shared_log([1, 2], Wires(), epochs=True)
     log.push(["a", "b"], 1)
     assert log.flush()
-    log.channels[0].disconnect()
-    log.channels[0].move(HOME, local=True)
+    log.disconnect(log.channels[0])
+    log.move(log.channels[0], HOME, local=True)
     task = Told()
     log.channels[0].deliver_to(task)
-    log.channels[0].connect(1)
+    log.connect(log.channels[0], 1)
     batch: Batch = ["c"]
     log.push(batch, 2)
     assert log.flush()

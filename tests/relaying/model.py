@@ -431,15 +431,16 @@ class Cluster:
         self.counts["back"] += 1
         for at, worker in enumerate(self.senders):
             number = at * len(self.tasks) + task.number
-            channel = self.logs[worker].channels[task.number]
-            channel.disconnect()
+            log = self.logs[worker]
+            channel = log.channels[task.number]
+            log.disconnect(channel)
             epoch = self.completed.get(worker, 0)
             del task.got[number][task.barriers[number][epoch] :]
             del task.barriers[number][epoch + 1 :]
             task.inputs[number] = RemoteInChannel(
                 number, worker, 0, self.ends[task.worker], {}, WINDOW, task.generation
             )
-            channel.connect(task.generation)
+            log.connect(channel, task.generation)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -482,7 +483,9 @@ class Cluster:
             root = self.roots[worker]
             assert root.idle, f"worker {worker} keeps entries: {root.status()}"
             if not self.epochs:
-                log.channel_goes_back()  # entries are dropped when something is sent, or could be
+                log.repeat(
+                    log.channels[0], log.channels[0].next
+                )  # entries are dropped when something is sent, or could be
                 log.flush()
                 assert not log.cache.entries, "the log keeps entries"
             for channel in log.channels:
@@ -496,9 +499,9 @@ class Cluster:
             self.counts["forwarded"] += status["forwarded"]
 
     def _why(self, log: OutLog) -> str:
-        return str(
-            [(c.number, c.task, c.next, c.member, c.outstanding, c.connected, c.catching_up) for c in log.channels]
-        ) + str([root.status() for root in self.roots.values() if root.status()])
+        return str([(c.number, c.task, c.next, c.outstanding, c.life.state) for c in log.channels]) + str(
+            [root.status() for root in self.roots.values() if root.status()]
+        )
 
 
 def run_seed(seed: int, turns: int = 600, *, calm: bool = False) -> Counter[str]:

@@ -224,8 +224,9 @@ class Cluster:
                 )
                 lines += [
                     f"    -> {'local' if channel.local else 'remote'} {channel.number}: outstanding "
-                    f"{channel.outstanding}, queued {channel.queued()}, ended {channel.log.ended}"
-                    for channel in task.channels
+                    f"{channel.outstanding}, queued {log.unsent(channel)}, ended {log.ended}"
+                    for log in task.logs
+                    for channel in log.channels
                 ]
         return "\n".join(lines)
 
@@ -308,7 +309,7 @@ class Ledger:
             # Of a step: a piece or a batch, what was combined, and side outputs of the same records.
             bound = 2 * LIMIT_RECORDS + EXPAND_RECORDS + COMBINED_KEYS
             for log in task.logs:
-                queued = max(channel.queued() for channel in log.channels) if log.queue else 0
+                queued = max(log.unsent(channel) for channel in log.channels) if log.queue else 0
                 assert queued <= bound, f"{task.name}: {queued} records wait in channel {log.channels[0].number}"
 
     def check_end(self) -> None:

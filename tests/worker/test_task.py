@@ -62,7 +62,7 @@ def test_a_task_that_cannot_send_is_not_run_until_it_can() -> None:
         read.step()
     assert read.blocked
     assert write.queued <= 64, "the first step's records, which used up the window"
-    assert sum(channel.queued() for channel in read.channels) <= 128, "what the second step made"
+    assert sum(log.unsent(channel) for log in read.logs for channel in log.channels) <= 128, "what the second step made"
     write.step()
     assert read.runnable(), "what was taken up made room"
     through([read, write])

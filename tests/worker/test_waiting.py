@@ -247,8 +247,9 @@ def test_what_a_receiver_has_missed_waits_at_its_sender() -> None:
     job = Job(lambda takes: flow, 1, OutputCaches())
     (loop,) = job.loops
     source = loop.tasks[0]
-    for channel in source.channels:
-        channel.disconnect()
+    for log in source.logs:
+        for channel in log.channels:
+            log.disconnect(channel)
     source.step()
     ((chain, made, held, stopped),) = loop.load()[0]["sends"]
     assert (chain, made, held, stopped) == (1, 60, 60, 0), "each receiver's copy; it holds up nobody"

@@ -29,20 +29,23 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.exchange.channel_state import CHANNEL, ChannelState
 from penstock.runtime.exchange.message import FIRST, MORE, NUMBERS_MASK, PIECES_MAX, Head, credit
+from penstock.runtime.lifecycle import Machine
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.transport.base import Transport
-
-if TYPE_CHECKING:
-    from penstock.runtime.exchange.log import OutLog
 
 # The credit window: the number of bytes that may be outstanding in one channel. Below some 64 KiB, a fast sender waits
 # for grants between messages. With a much larger window, much waits for a slow receiver, which is latency. A channel
 # inside a worker has the same credit window.
 CREDIT_WINDOW_BYTES = 256 * 1024
+
+# In some releases of Python, looking up the members of an Enum is slow.
+_CONNECTED, _MEMBER = ChannelState.CONNECTED, ChannelState.MEMBER
+_GONE, _MOVED = ChannelState.GONE, ChannelState.MOVED
 
 #: A sender stops at this many credit windows at most, however long the way of its entries through relays is.
 LINKS_MAX = 16
@@ -83,31 +86,37 @@ class Receiver(Protocol):
 
 class OutChannel:
     """The sender's end of a channel: a cursor in a log. It leads to `task` of `worker`; when it is `local`, the task is
-    of the same worker, and `receiver` is this task as soon as it is built."""
+    of the same worker, and `receiver` is this task as soon as it is built. Its states are in channel_state.py. It knows
+    nothing of its log, which gives it the numbers of entries."""
 
-    def __init__(self, log: OutLog, number: int, task: int, worker: int, *, local: bool, credit_window: int) -> None:
-        self.log = log
+    def __init__(self, number: int, task: int, worker: int, *, local: bool, credit_window: int) -> None:
         self.number = number
         self.task = task
         self.worker = worker
         self.local = local
+        self.life = Machine(CHANNEL, f"channel {number}")
         self.receiver: Receiver | None = None
         self.credit_window = credit_window
         self.credit_limit = credit_window  # the bytes at which the sender stops
         self.generation = 0
         self.outstanding = 0
         self.next = 0  # the number of the entry that it sends next
-        self.connected = True
-        self.catching_up = False  # it has entries to send that the receiver missed, so the task is not held up
-        self.fresh = True  # a run of numbers begins with the next message
-        # Its receiver has moved, so what it has to catch up with may be too large for the new place. What is sent of
-        # the next entry are the pieces from `piece` on.
-        self.moved = False
+        self.run_begins = 0  # the number of the entry with which a run of numbers begins (message.py: FIRST)
+        # What is sent of the next entry are the pieces from `piece` on.
         self.pieces: deque[tuple[bytes, ...]] = deque()
         self.piece = 0
         self.until = 0  # the number of the first entry after which the task may be held up again
-        self.member = False  # it has joined the stream of its log
         self.repeats_until = 0  # entries before this number were sent through a relay, and are outstanding already
+
+    @property
+    def connected(self) -> bool:
+        """Whether its receiver is there."""
+        return self.life.state is not _GONE and self.life.state is not _MOVED
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether its receiver misses entries, so that its task is not held up."""
+        return self.life.state is not _CONNECTED and self.life.state is not _MEMBER
 
     def deliver_to(self, receiver: Receiver) -> None:
         """Hands everything to this task from now on, which has just been built in this worker."""
@@ -118,55 +127,63 @@ class OutChannel:
         self.outstanding -= granted
 
     def passes(self, links: int) -> None:
-        """What is sent passes so many links from now on. A relay has all of a body before it sends the body on, so each
-        link has bodies of its own under way, and gets a credit window of its own, up to a limit."""
+        """Sends over this many links from now on. A relay has all of a body before it sends the body on, so each link
+        has bodies of its own under way, and gets a credit window of its own, up to a limit."""
         self.credit_limit = self.credit_window * min(links, LINKS_MAX)
 
-    def queued(self) -> int:
-        """Returns the number of records that wait for credit or room. Other threads may ask."""
-        return self.log.queued() + self.log.cache.unsent_records(self.next)
+    def may_join(self, end: int) -> bool:
+        """Returns whether it may join the stream of its log, because it has sent all entries before `end`, and its
+        receiver has had one of them."""
+        return self.life.state is _CONNECTED and self.next == end and self.next != self.run_begins
 
-    def disconnect(self) -> None:
-        """Sends nothing any more, because the receiver goes back."""
-        self.connected = False
-        self.catching_up = True
-        if self.member:
-            assert self.log.stream is not None
-            self.log.stream.leave(self)
+    def join(self) -> None:
+        """Sends nothing itself from now on, because the stream of its log does."""
+        self.life.move("join")
+
+    def leave(self) -> None:
+        """Sends for itself again."""
+        self.life.move("leave")
+        self.passes(1)
 
     def repeat(self, number: int) -> None:
         """Sends the entries from this number on straight to the worker. The channel has left the stream, and some of
         these entries may not have been delivered."""
         self.repeats_until = self.next
-        self.next = max(number, self.log.cache.first)
-        self.log.channel_goes_back()
+        self.next = number
+
+    def disconnect(self) -> None:
+        """Sends nothing any more, because the receiver goes back."""
+        self.life.move("disconnect")
 
     def move(self, worker: int, *, local: bool) -> None:
         """Leads to another worker from now on, where the receiver is built again. The channel is disconnected."""
-        assert not self.connected
+        self.life.move("move here" if local else "move")
         self.worker, self.local, self.receiver = worker, local, None
-        self.moved = not local
-        self.log.channels_moved()
 
-    def connect(self, generation: int) -> None:
-        """Sends everything since the last complete epoch, because the receiver is back at this epoch."""
-        cache = self.log.cache
-        self.connected = self.fresh = True
+    def connect(self, generation: int, first: int, end: int) -> None:
+        """Sends everything since the last complete epoch, because the receiver is back at this epoch. The log keeps
+        the entries from `first` on, and its next entry is `end`."""
+        self.life.move("connect")
         self.generation = generation
         self.outstanding = self.piece = self.repeats_until = 0
         self.pieces.clear()
-        self.next = cache.first
-        self.log.channel_goes_back()
+        self.next = self.run_begins = first
         # The task is held up again before everything is sent. A sender that is faster than its receiver would otherwise
         # never be held up again.
-        self.until = cache.end
-        self.catching_up = True
+        self.until = end
+        self.passed()
+
+    def skip(self, number: int) -> None:
+        """Goes on with the entry of this number, because nobody needs the entries before it any more."""
+        self.next = self.run_begins = number
+        self.piece = 0
+        self.pieces.clear()
         self.passed()
 
     def passed(self) -> None:
         """Notes that the cursor has moved."""
-        if self.catching_up and self.connected and self.next >= self.until:
-            self.catching_up = self.moved = False
+        if self.next >= self.until and self.catching_up and self.connected:
+            self.life.move("caught up")
 
 
 class InChannel:

@@ -11,7 +11,7 @@ credit bounds the inboxes of the tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from penstock.runtime.errors import CodecError, PenstockError
@@ -44,6 +44,7 @@ from penstock.runtime.transport.hop_times import NOT_NOTED
 
 #: Where a message goes whose channel is not known.
 _NOBODY: tuple[Receiver | None, RemoteInChannel | None] = (None, None)
+_NO_OUTPUT: tuple[object, OutChannel | None] = (None, None)
 
 
 class MessagesLost(PenstockError):
@@ -63,16 +64,16 @@ class SharedCopies(Protocol):
 class Delivery:
     """Delivers the messages for one worker; see the module's docstring. Only the loop's thread uses it.
 
-    `outputs` are the channels from this worker, by number. `names` returns the names of a channel's sender and of its
-    receiver, for errors. With `recovers`, recovery sends lost messages again. `shared` notes batches that several tasks
-    get. `from_relay` takes a message about a stream of this worker and returns True, or returns False when the sender
-    is no relay.
+    `outputs` are the channels from this worker, by number, each after its log. `names` returns the names of a channel's
+    sender and of its receiver, for errors. With `recovers`, recovery sends lost messages again. `shared` notes batches
+    that several tasks get. `from_relay` takes a message about a stream of this worker and returns True, or returns
+    False when the sender is no relay.
     """
 
     def __init__(
         self,
         transport: Transport,
-        outputs: dict[int, OutChannel],
+        outputs: Mapping[int, tuple[object, OutChannel]],
         names: Callable[[int], tuple[str, str]],
         *,
         recovers: bool,
@@ -157,7 +158,7 @@ class Delivery:
         batch: Batch | None = None
         for channel, generation in head.destinations:
             if kind == CREDIT:
-                out = self._outputs.get(channel)
+                _, out = self._outputs.get(channel, _NO_OUTPUT)
                 if out is not None and out.generation == generation:
                     out.granted(stamp)
                 continue

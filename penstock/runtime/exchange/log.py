@@ -30,6 +30,7 @@ from typing import Protocol
 
 from penstock.runtime.event_time.watermark import Watermark
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES, OutChannel
+from penstock.runtime.exchange.channel_state import ChannelState
 from penstock.runtime.exchange.message import (
     ADDRESS_BYTES,
     ADDRESS_OF_ONE,
@@ -53,6 +54,11 @@ from penstock.runtime.records.batch import Batch, approximate_bytes, concat, spl
 from penstock.runtime.records.userfunc import DeadLetter, ErrorHandler
 from penstock.runtime.transport.base import Transport
 from penstock.runtime.transport.hop_times import NOT_NOTED
+
+# In some releases of Python, looking up the members of an Enum is slow.
+_CONNECTED, _MEMBER, _IN_PIECES = ChannelState.CONNECTED, ChannelState.MEMBER, ChannelState.IN_PIECES
+# In these, a channel sends by itself.
+_SENDING = (ChannelState.CONNECTED, ChannelState.CATCHING_UP, ChannelState.IN_PIECES)
 
 
 class LogStream(Protocol):
@@ -119,14 +125,13 @@ class OutLog:
     ) -> OutChannel:
         """Adds a channel to a task. All channels are added before the first entry is made."""
         assert not self.cache.end
-        channel = OutChannel(self, number, task, worker, local=local, credit_window=credit_window)
+        channel = OutChannel(number, task, worker, local=local, credit_window=credit_window)
         self.channels.append(channel)
         self._one = channel if len(self.channels) == 1 else None
-        self.channels_moved()
+        self._channels_moved()
         return channel
 
-    def channels_moved(self) -> None:
-        """Must be called when a channel leads to another worker."""
+    def _channels_moved(self) -> None:
         self._workers = {}
         self._local = [channel for channel in self.channels if channel.local]
         for channel in self.channels:
@@ -135,8 +140,27 @@ class OutLog:
         if self.stream is not None:
             self.stream.channels_moved()
 
-    def channel_goes_back(self) -> None:
-        """Must be called when a cursor has gone back."""
+    def disconnect(self, channel: OutChannel) -> None:
+        """Sends nothing more by a channel, because its receiver goes back."""
+        if channel.life.state is _MEMBER:
+            assert self.stream is not None
+            self.stream.leave(channel)
+        channel.disconnect()
+
+    def move(self, channel: OutChannel, worker: int, *, local: bool) -> None:
+        """Makes a channel, which is disconnected, lead to another worker, where its receiver is built again."""
+        channel.move(worker, local=local)
+        self._channels_moved()
+
+    def connect(self, channel: OutChannel, generation: int) -> None:
+        """Sends everything since the last complete epoch by a channel, whose receiver is back at this epoch."""
+        channel.connect(generation, self.cache.first, self.cache.end)
+        self._all_sent = -1
+
+    def repeat(self, channel: OutChannel, number: int) -> None:
+        """Sends the entries from this number on by a channel that has left the stream, because some of them may not
+        have been delivered."""
+        channel.repeat(max(number, self.cache.first))
         self._all_sent = -1
 
     @property
@@ -166,6 +190,10 @@ class OutLog:
     def queued(self) -> int:
         """Returns the number of records in the queue. Other threads may ask."""
         return sum(len(batch) for batch, _ in list(self.queue) if batch is not None)
+
+    def unsent(self, channel: OutChannel) -> int:
+        """Returns the number of records that wait for a channel's credit or room. Other threads may ask."""
+        return self.queued() + self.cache.unsent_records(channel.next)
 
     def stop(self, now: int) -> None:
         """Notes that the task stands still from now on, until `flush` lets it run."""
@@ -213,7 +241,8 @@ class OutLog:
 
     def _send_to_one(self, channel: OutChannel) -> bool:
         """Sends what the log has to its only channel. Returns whether this channel does not hold up the sender."""
-        if not channel.connected:
+        life = channel.life
+        if life.state is not _CONNECTED and not channel.connected:
             return channel.catching_up
         cache, transport = self.cache, self._transport
         times = transport.times
@@ -234,23 +263,21 @@ class OutLog:
                         times.inside(begun_ns)
                 else:
                     self._hand_over([channel], number, entry)
-            elif channel.moved:
+            elif life.state is _IN_PIECES:
                 if not self._send_pieces(channel, number, entry):
                     self.stopped_by_room = True
                     return channel.catching_up
             else:
-                head = ADDRESS_OF_ONE.pack(
-                    1, FIRST if channel.fresh else 0, number & NUMBERS_MASK, channel.number, channel.generation
-                )
+                marks = FIRST if number == channel.run_begins else 0
+                head = ADDRESS_OF_ONE.pack(1, marks, number & NUMBERS_MASK, channel.number, channel.generation)
                 if not transport.send(channel.worker, channel.task, (head, *cache.parts(entry))):
                     self.stopped_by_room = True
                     return channel.catching_up
                 channel.outstanding += size
                 if begun_ns and times is not None:
                     times.sent(channel.number, channel.generation, number & NUMBERS_MASK, begun_ns)
-            channel.fresh = False
             channel.next = number + 1
-            if channel.catching_up:
+            if life.state is not _CONNECTED:
                 channel.passed()
             if not cache.keeps:
                 cache.drop_before(number + 1)
@@ -264,9 +291,10 @@ class OutLog:
             return True
         behind: dict[tuple[object, ...], list[OutChannel]] = {}
         for channel in self.channels:
-            if channel.next != end and channel.connected and not channel.member:
+            number, state = channel.next, channel.life.state
+            if number != end and (state is _CONNECTED or state in _SENDING):
                 place = -1 if channel.local else channel.worker
-                key = (place, channel.next, channel.fresh, channel.number if channel.moved else -1)
+                key = (place, number, number == channel.run_begins, channel.number if state is _IN_PIECES else -1)
                 behind.setdefault(key, []).append(channel)
         for channels in behind.values():
             self._send_together(channels)
@@ -318,23 +346,23 @@ class OutLog:
             if first.local:
                 self._hand_over(channels, number, entry)
                 size = 0
-            elif first.moved:
+            elif first.life.state is _IN_PIECES:
                 if not self._send_pieces(first, number, entry):
                     self.stopped_by_room = True
                     return
                 size = 0
             else:
                 destinations = [(channel.number, channel.generation) for channel in channels]
-                head = address(destinations, number, (FIRST if first.fresh else 0) | self._ways)
+                marks = self._ways | (FIRST if number == first.run_begins else 0)
+                head = address(destinations, number, marks)
                 if not transport.send(first.worker, first.task, (head, *cache.parts(entry))):
                     self.stopped_by_room = True
                     return
             for channel in channels:
                 if number >= channel.repeats_until:
                     channel.outstanding += size
-                channel.fresh = False
                 channel.next = number + 1
-                if channel.catching_up:
+                if channel.life.state is not _CONNECTED:
                     channel.passed()
 
     def _hand_over(self, channels: list[OutChannel], number: int, entry: Entry) -> None:
@@ -382,13 +410,13 @@ class OutLog:
                 if not pieces:
                     pieces.append(encode_body([], entry[1], self.errors)[1])
         while pieces:
-            marks = self._ways | (FIRST if channel.fresh else 0) | (MORE if len(pieces) > 1 else 0)
+            begins = number == channel.run_begins and not channel.piece
+            marks = self._ways | (FIRST if begins else 0) | (MORE if len(pieces) > 1 else 0)
             head = address([(channel.number, channel.generation)], number, marks, channel.piece % PIECES_MAX)
             if not self._transport.send(channel.worker, channel.task, (head, *pieces[0])):
                 return False
             if entry[0] == DATA:
                 channel.outstanding += sum(map(len, pieces[0]))
-            channel.fresh = False
             channel.piece += 1
             pieces.popleft()
         channel.piece = 0
@@ -462,10 +490,9 @@ class OutLog:
         self.records += records
         if self._local:
             one = self._one
-            if one.catching_up if one is not None else all(channel.catching_up for channel in self._local):
+            self._made, self._made_number, self._made_cost = batch, self.cache.end, cost
+            if (one is None or one.life.state is not _CONNECTED) and all(each.catching_up for each in self._local):
                 self._made, self._made_number = None, -1
-            else:
-                self._made, self._made_number, self._made_cost = batch, self.cache.end, cost
         self.cache.append((DATA, stamp, records, size, *parts))
 
     def _encode_next(self, batch: Batch, stamp: int) -> None:
@@ -561,6 +588,4 @@ class OutLog:
             at = max(channel.next, cache.first + 1) if mark is not None and channel.next > mark else cache.first
             if at > channel.next:
                 # Its receiver had ended before the epoch, and was being sent again what it had received.
-                channel.next = at
-                channel.fresh = True
-                channel.passed()
+                channel.skip(at)

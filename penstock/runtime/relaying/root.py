@@ -103,14 +103,8 @@ class RootStream:
             return
         end = self.out.cache.end
         for channel in self.out.channels:
-            if (
-                not channel.member
-                and channel.connected
-                and not (channel.fresh or channel.moved or channel.catching_up)
-                and channel.next == end
-                and self._reaches(channel)
-            ):
-                channel.member = True
+            if channel.may_join(end) and self._reaches(channel):
+                channel.join()
                 self.members.append(channel)
                 self._members_due = True
                 self._measure(channel)
@@ -134,8 +128,7 @@ class RootStream:
 
     def leave(self, channel: OutChannel) -> None:
         """Sends nothing more to a channel, because its receiver goes back."""
-        channel.member = False
-        channel.passes(1)
+        channel.leave()
         self.members.remove(channel)
         self._members_due = True
 
@@ -299,9 +292,9 @@ class RootStream:
             if relay not in again:
                 again[relay] = self._first(self._log.undelivered(relay))
             self.leave(channel)
-            channel.repeat(again[relay])
+            self.out.repeat(channel, again[relay])
             # Its task may have nothing to send any more, and would not look at its channels again.
-            self._root.repeating[channel.number] = channel
+            self._root.repeating[channel.number] = self.out, channel
 
     def take(self, sender: int, kind: int, number: int, place: int) -> None:
         """Takes a message of a relay. Raises BadMessage."""
@@ -325,8 +318,7 @@ class RootStream:
     def close(self) -> None:
         """Ends the stream, because the log sends nothing more."""
         for channel in self.members:
-            channel.member = False
-            channel.passes(1)
+            channel.leave()
         self.members.clear()
         for node in sorted(self._nodes() - self._log.lost):
             self._tell(node, wire.CLOSE)
@@ -447,7 +439,7 @@ class MulticastRoot:
         self._to_adjust: dict[RootStream, None] = {}
         self._preparing: dict[RootStream, int] = {}  # with the time until which the stream waits for connections
         #: Channels that repeat entries, by number. The run loop flushes their logs, and removes those that have.
-        self.repeating: dict[int, OutChannel] = {}
+        self.repeating: dict[int, tuple[OutLog, OutChannel]] = {}
 
     def stream(self, log: OutLog) -> RootStream:
         """Begins a stream for a log, whose channels follow."""

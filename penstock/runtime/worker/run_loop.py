@@ -306,8 +306,8 @@ class RunLoop:
 
     def _catch_up(self) -> None:
         catching_up = self.wiring.catching_up
-        for number, channel in list(catching_up.items()):
-            if channel.log.flush() and not channel.catching_up:
+        for number, (log, channel) in list(catching_up.items()):
+            if log.flush() and not channel.catching_up:
                 del catching_up[number]
 
     # --- epochs; called in the loop's thread, between two passes -----------------------------------------------
@@ -452,7 +452,7 @@ class RunLoop:
             self.wiring.delivery.grants_due
             or (self.wiring.root is not None and self.wiring.root.waiting)
             or any(log.stopped_by_room for task in self.tasks if task.blocked for log in task.logs)
-            or any(channel.log.stopped_by_room for channel in self.wiring.catching_up.values())
+            or any(log.stopped_by_room for log, _ in self.wiring.catching_up.values())
         ):
             self._room_wait = min(_ROOM_WAIT_MAX_S, 2 * self._room_wait or _ROOM_WAIT_FIRST_S)
             wait = self._room_wait if wait is None else min(wait, self._room_wait)
@@ -477,7 +477,7 @@ def _task_status(task: Task) -> dict[str, Any]:
         "blocked": task.blocked,
         "cpu_ns": task.cpu_ns,
         "threads_ns": task.threads_ns,
-        "unsent": sum(channel.queued() for channel in task.channels),
+        "unsent": sum(log.unsent(channel) for log in list(task.logs) for channel in log.channels),
         "operators": operators,
         "skipped_on_the_way": task.skipped_on_the_way(),
         "watermark_ms": None if mark in (IDLE, END_OF_TIME) else mark,

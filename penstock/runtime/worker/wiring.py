@@ -91,9 +91,9 @@ class Wiring:
         self.workers = workers
         self.worker = worker
         self.tasks: dict[int, Task] = {}  # by task number, in the plan's order
-        self.out: dict[int, OutChannel] = {}  # by channel number
+        self.out: dict[int, tuple[OutLog, OutChannel]] = {}  # by channel number
         # Channels that were catching up at the last look, or that repeat entries which a relay may not have delivered.
-        self.catching_up: dict[int, OutChannel] = {}
+        self.catching_up: dict[int, tuple[OutLog, OutChannel]] = {}
         self.output_caches = output_caches
         self.root = root
         if root is not None:
@@ -188,7 +188,8 @@ class Wiring:
         removed tasks, which the caller has to close."""
         for channel, target in self._targets.items():
             if target in numbers and channel in self.out:
-                self.out[channel].disconnect()
+                log, out = self.out[channel]
+                log.disconnect(out)
         gone = [self.tasks.pop(task.number) for task in self.mine(numbers) if task.number in self.tasks]
         for task in gone:
             for log in task.logs:
@@ -206,8 +207,8 @@ class Wiring:
         theirs = {out.number for number in numbers if number in self.tasks for out in self.tasks[number].channels}
         for channel, target in self._targets.items():
             if (target in numbers or channel in theirs) and channel in self.out:
-                self.out[channel].connect(generation)
-                self.catching_up[channel] = self.out[channel]
+                log, out = self.catching_up[channel] = self.out[channel]
+                log.connect(out, generation)
 
     def _make_task(self, task: TaskId, generation: int, epoch: int, splits: list[Split] | None) -> Task:
         plan = self.plan
@@ -304,13 +305,10 @@ class Wiring:
                     self._repartition(old, new, sender)
         for channel, target in list(self._targets.items()):
             if channel in self.out and target in workers and there.get(target, workers[target]) != workers[target]:
-                self._redirect(self.out[channel], target)
-
-    def _redirect(self, channel: OutChannel, target: int) -> None:
-        """Makes a channel lead to the new place of its receiver, which migrates. The log stays as it is."""
-        worker = self.workers[target]
-        channel.move(worker, local=self._is_here(worker))
-        self.catching_up.pop(channel.number, None)
+                # The receiver migrates, and the log stays as it is.
+                log, out = self.out[channel]
+                log.move(out, workers[target], local=self._is_here(workers[target]))
+                self.catching_up.pop(channel, None)
 
     def _is_here(self, worker: int) -> bool:
         """Whether records pass to a task of a worker as they are."""
@@ -396,8 +394,8 @@ class Wiring:
             )
             channel.receiver = self.tasks.get(receiver.number) if channel.local else None
             if generation:
-                channel.disconnect()
-            self.out[number] = channel
+                logs[-1].disconnect(channel)
+            self.out[number] = logs[-1], channel
             self._targets[number] = receiver.number
         output: Output = make_output(
             exchange.grouping,
@@ -418,7 +416,7 @@ class Wiring:
         worker = self.workers[sender.number]
         self.delivery.remove(number)
         if self._is_here(worker):
-            channel = self.out[number]
+            _, channel = self.out[number]
             channel.deliver_to(task)
             input_: InChannel = LocalInChannel(channel, generation)
         else:
