@@ -40,7 +40,6 @@ LEFT = {
     "jobs/run": 2,
     "placement/refinement": 10,
     "runtime/errors": 1,
-    "runtime/exchange": 12,
     "runtime/lifecycle": 1,
     "runtime/program": 1,
     "runtime/records": 23,

@@ -174,7 +174,7 @@ class OutChannel:
         self.passed()
 
     def skip(self, number: int) -> None:
-        """Goes on with the entry of this number, because nobody needs the entries before it any more."""
+        """Goes on with the entry of this number, because no receiver needs the entries before it."""
         self.next = self.run_begins = number
         self.piece = 0
         self.pieces.clear()
@@ -239,11 +239,11 @@ class InChannel:
         return Turn.NOW
 
     def hold(self, number: int, arrival: Arrival) -> None:
-        """Keeps what came before its turn."""
+        """Keeps a message that came before its turn."""
         self.held[number] = arrival
 
     def release(self) -> Arrival | None:
-        """Returns what was held and is next, and notes that it has come."""
+        """Returns the held message that is next, and notes that it has come."""
         expected = self.expected
         arrival = None if expected is None else self.held.pop(expected, None)
         if expected is not None and arrival is not None:

@@ -1,4 +1,4 @@
-"""The states of the sender's end of a channel, and what leads from one to the next.
+"""The states of the sender's end of a channel, and the events that lead from one to the next.
 
 How much credit a channel has, and which entry of its log comes next, changes with each message and is no state.
 """
@@ -11,7 +11,7 @@ from penstock.runtime.lifecycle import State, Table
 
 
 class ChannelState(State):
-    """What the sender's end of a channel does."""
+    """The states of the sender's end of a channel."""
 
     CONNECTED = "CONNECTED", "It sends straight to its receiver, and holds up its sender while it has no credit."
     MEMBER = "MEMBER", "Its entries go through relays, and it holds up its sender while it has no credit."

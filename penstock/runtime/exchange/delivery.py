@@ -222,7 +222,7 @@ class Delivery:
 
 
 def _give(receiver: Receiver, input_: InChannel, arrival: Arrival) -> None:
-    """Gives a task what has come for it."""
+    """Gives a task a message that has come for it."""
     kind, stamp, batch, cost = arrival
     if kind == DATA:
         assert batch is not None

@@ -213,7 +213,7 @@ class OutLog:
     # --- sending -------------------------------------------------------------------------------------------------
 
     def flush(self) -> bool:
-        """Sends what is queued. Returns True when the task may run, and False when `flush` must be called again
+        """Sends the queue. Returns True when the task may run, and False when `flush` must be called again
         before."""
         self.stopped_by_room = False
         one, cache, queue = self._one, self.cache, self.queue
@@ -240,7 +240,7 @@ class OutLog:
         return True
 
     def _send_to_one(self, channel: OutChannel) -> bool:
-        """Sends what the log has to its only channel. Returns whether this channel does not hold up the sender."""
+        """Sends the entries of the log to its only channel. Returns whether this channel does not hold up the sender."""
         life = channel.life
         if life.state is not _CONNECTED and not channel.connected:
             return channel.catching_up
@@ -284,7 +284,7 @@ class OutLog:
         return True
 
     def _send_to_all(self) -> bool:
-        """Sends what the log has to several channels. Returns whether none of them holds up the sender."""
+        """Sends the entries of the log to several channels. Returns whether none of them holds up the sender."""
         cache = self.cache
         end = cache.end
         if self._all_sent == end:
@@ -326,7 +326,7 @@ class OutLog:
             channel.next = end
 
     def _send_together(self, channels: list[OutChannel]) -> None:
-        """Sends what the log has to channels of one worker whose cursors are at the same entry. A channel without
+        """Sends the entries of the log to channels of one worker whose cursors are at the same entry. A channel without
         credit is left behind."""
         cache, transport = self.cache, self._transport
         first = channels[0]
@@ -577,7 +577,7 @@ class OutLog:
     # --- epochs --------------------------------------------------------------------------------------------------
 
     def complete(self, epoch: int) -> None:
-        """Drops what the cache keeps for epochs before this one, because no receiver will go back further."""
+        """Drops the entries that the cache keeps for epochs before this one, because no receiver will go back further."""
         cache = self.cache
         first = cache.first
         mark = cache.complete(BARRIER, END, WATERMARK, epoch)

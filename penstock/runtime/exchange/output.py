@@ -41,7 +41,7 @@ class Output:
         self.logs[0].push(batch, stamp)
 
     def flush(self) -> None:
-        """Sends what a combiner still holds."""
+        """Sends the partial results that a combiner still holds."""
 
     def repartition(self, batch: Batch, stamp: int) -> None:
         """Divides a batch of cached messages once more. An output of the same exchange had divided it among other

@@ -144,7 +144,7 @@ class OutputCaches:
         return bytearray(size)
 
     def free(self, slab: bytearray) -> None:
-        """Takes back a slab that nobody will read any more."""
+        """Takes back a slab that has no readers any more."""
         size = len(slab)
         if 2 * (self._slab_bytes + size) <= self.memory_bytes:
             self._slab_bytes += size
