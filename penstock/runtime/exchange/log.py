@@ -240,7 +240,7 @@ class OutLog:
         return True
 
     def _send_to_one(self, channel: OutChannel) -> bool:
-        """Sends the entries of the log to its only channel. Returns whether this channel does not hold up the sender."""
+        """Sends the entries of the log to its only channel. Returns whether the channel does not hold up the sender."""
         life = channel.life
         if life.state is not _CONNECTED and not channel.connected:
             return channel.catching_up
@@ -577,7 +577,7 @@ class OutLog:
     # --- epochs --------------------------------------------------------------------------------------------------
 
     def complete(self, epoch: int) -> None:
-        """Drops the entries that the cache keeps for epochs before this one, because no receiver will go back further."""
+        """Drops the entries before the barrier of this epoch, because no receiver will go back further."""
         cache = self.cache
         first = cache.first
         mark = cache.complete(BARRIER, END, WATERMARK, epoch)

@@ -150,8 +150,8 @@ def _travelling(letter: DeadLetter) -> DeadLetter:
 
 
 class Head(NamedTuple):
-    """The head of a message, before its payload. `body_bytes` is the size of the body, which is what the message costs of
-    a credit window. The payload begins at `payload_at`."""
+    """The head of a message, before its payload. `body_bytes` is the size of the body, which is what the message costs
+    of a credit window. The payload begins at `payload_at`."""
 
     kind: int
     stamp: int
