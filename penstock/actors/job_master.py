@@ -22,7 +22,7 @@ import ray
 
 from penstock.actors.head_memory import HeadMemory
 from penstock.actors.raylet import end_with_raylet
-from penstock.host.carry.job_options import JobOptions
+from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.job_runner import JobRunner
 from penstock.host.carry.notes import Notes
 from penstock.host.decide.commands import JobEnd
@@ -32,8 +32,8 @@ from penstock.host.process.loading import UnloadedRunner, load_program
 from penstock.host.process.reporting import Report
 from penstock.runtime.errors import JobError, NotEnoughResources, ProgramNotLoaded
 from penstock.runtime.program.bound_tasks import needs_of_workers
-from penstock.runtime.program.plan import Plan, packed_with_plan
-from penstock.runtime.records.pickling import Program, program
+from penstock.runtime.program.plan import Plan
+from penstock.runtime.records.pickling import program
 
 if TYPE_CHECKING:
     from penstock.actors.ray_processes import RayProcesses
@@ -66,26 +66,26 @@ _RECORDS_FIRST_S = 0.1
 _PART_BYTES = 64 << 10
 
 
-def in_parts(plan: Plan, options: JobOptions, program_: Program) -> list[bytes]:
+def in_parts(packed: bytes) -> list[bytes]:
     """Returns the arguments of a JobMaster, none of which is large. Ray would keep a large argument in the object store
     of the driver, and could not start the JobMaster again when the driver has gone."""
-    whole = packed_with_plan(program_, plan, (plan, options))
-    return [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
+    return [packed[start : start + _PART_BYTES] for start in range(0, len(packed), _PART_BYTES)]
 
 
 class JobMaster:
     """Hosts a job on Ray; see the module's docstring."""
 
     def __init__(self, name: str, *parts: bytes) -> None:
-        """`name`: of the job. `parts`: what `in_parts` made of the plan and the JobOptions."""
+        """`name`: of the job. `parts`: those of the plan and the CarrierOptions, as `in_parts` makes them."""
         end_with_raylet()
         self._name = name
         self._carrier: _RayCarrier | None = None
         self._runner: JobRunner | UnloadedRunner
         plan: Plan
-        options: JobOptions
+        options: CarrierOptions
         try:
-            plan, options = load_program(b"".join(parts), "the JobMaster")
+            packed = b"".join(parts)
+            plan, options = load_program(packed, "the JobMaster")
         except ProgramNotLoaded as error:
             context = ray.get_runtime_context()
             here, handle = context.get_node_id(), context.current_actor
@@ -93,6 +93,8 @@ class JobMaster:
                 name, error, lambda driver: _driver_lives(driver, here), lambda: ray.kill(handle)
             )
         else:
+            if options.store is not None and options.program is None:  # else the job is resumed
+                options = replace(options, program=packed)
             self._measures = options.placement.period_s is not None
             self._carrier = _RayCarrier(plan, options)
             self._runner = JobRunner(plan, options, self._carrier, program())
@@ -167,7 +169,7 @@ class JobMaster:
 class _RayCarrier:
     """Gives a JobRunner what Ray has of a job: nodes, actors, and notes that outlive the JobMaster. See Carrier."""
 
-    def __init__(self, plan: Plan, options: JobOptions) -> None:
+    def __init__(self, plan: Plan, options: CarrierOptions) -> None:
         # Workers load this module too, to know the JobMaster by, but never plan.
         from penstock.actors.nodes import Nodes
         from penstock.placement.placer import Placer

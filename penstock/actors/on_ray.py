@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.bridge.paradigm_scheduler import DualOptions
-    from penstock.host.carry.job_options import JobOptions
+    from penstock.host.carry.carrier_options import CarrierOptions
     from penstock.runtime.epochs.store import Store
-    from penstock.runtime.program.plan import Plan
-    from penstock.runtime.records.pickling import Program
 
 # RayDP's executors read micro-batches from Ray's object store: several of some hundred megabytes at a time.
 _DUAL_STORE_BYTES = 1 << 30
@@ -51,8 +49,9 @@ def connect(
     cluster.connect(address, cpus=cpus, lasting=detached, store_bytes=_DUAL_STORE_BYTES)
 
 
-def start(name: str, plan: Plan, options: JobOptions, detached: bool, program: Program) -> RayLink:
-    """Starts a job on the cluster to which this program is connected. Returns the link to its JobMaster."""
+def start(name: str, packed: bytes, options: CarrierOptions, detached: bool) -> RayLink:
+    """Starts a job on the cluster to which this program is connected. Returns the link to its JobMaster. `packed`: the
+    job's plan and `options`, for the JobMaster."""
     _check_node_timeout(options.network.node_timeout_s)
     restarts = -1 if options.store is not None and options.epochs.max_restarts else 0
     actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(JobMaster).options(
@@ -65,7 +64,7 @@ def start(name: str, plan: Plan, options: JobOptions, detached: bool, program: P
         max_restarts=restarts,
         max_task_retries=-1 if restarts else 0,
     )
-    parts = in_parts(plan, options, program)
+    parts = in_parts(packed)
     wait_for_store(name, options.store)
     while True:
         try:

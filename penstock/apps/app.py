@@ -21,8 +21,8 @@ def _nothing(status: Status, seconds: float) -> Iterable[str]:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Holds an application whose options are settled, and which is ready to run.
+class Built:
+    """Holds an application whose options are settled, with its flow.
 
     `intro` says in one line what it is about to do; `results` makes the lines to print of the last status and the
     seconds that the job ran; `next_steps` are commands worth trying afterwards.
@@ -44,7 +44,7 @@ class App:
     name: str
     about: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    build: Callable[[argparse.Namespace], Prepared]
+    build: Callable[[argparse.Namespace], Built]
     default_name: str | None = None
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
 from penstock.apps import own
-from penstock.apps.app import App, Prepared, Status, count, seconds
+from penstock.apps.app import App, Built, Status, count, seconds
 from penstock.apps.catalog import APPS, OF_THE_REPOSITORY
 from penstock.host.decide.job_state import ENDED
 from penstock.host.process.network import NODE_TIMEOUT_S, TRANSPORTS, checked_ports
@@ -39,13 +39,13 @@ from penstock.runtime.errors import (
     OptionError,
     PenstockError,
     StoreError,
-    UnfinishedFiles,
 )
 from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
     from penstock.jobs.job import Job
     from penstock.runtime.epochs.manifest import Manifest
+    from penstock.runtime.program.flow import Flow
     from penstock.runtime.transport.certificates import Tls
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -175,17 +175,10 @@ class _Told(logging.Handler):
 
 def _run(options: argparse.Namespace) -> int:
     app: App = options.app
-    prepared = _prepare(app, options)
-    # What is wrong with the flow should show before Ray is started. A job from a savepoint may continue files that are
-    # already in the places of its sinks.
-    try:
-        prepared.flow.plan(options.workers, check_sinks=options.savepoint is None)
-    except UnfinishedFiles as error:
-        from penstock.jobs.run import whether_resumable
-
-        raise whether_resumable(error, prepared.flow.name, options.checkpoints) from None
-    _say(f"{app.name}: {prepared.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
-    from penstock.jobs.run import run as start
+    built = app.build(options)
+    from penstock.jobs.options import JobOptions
+    from penstock.jobs.prepare import prepare
+    from penstock.jobs.run import start
 
     if options.epoch_interval == 0 and options.checkpoints is not None:
         raise OptionError(
@@ -200,9 +193,9 @@ def _run(options: argparse.Namespace) -> int:
     }
     if options.epoch_interval is not None:
         given["epoch_interval_s"] = options.epoch_interval or None
-    job = start(
-        prepared.flow,
+    of_job = JobOptions(
         workers=options.workers,
+        parallelism=options.parallelism,
         local=options.local,
         detached=options.detached,
         address=options.address,
@@ -218,7 +211,9 @@ def _run(options: argparse.Namespace) -> int:
         tls=_tls(options),
         **{name: value for name, value in given.items() if value is not None or name == "epoch_interval_s"},
     )
-    return _until_the_end(job, options, prepared)
+    prepared = prepare(built.flow, of_job)
+    _say(f"{app.name}: {built.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
+    return _until_the_end(start(prepared), options, built)
 
 
 def _replan(text: str) -> float | str:
@@ -253,7 +248,7 @@ def _resume(options: argparse.Namespace) -> int:
     return _until_the_end(job, options)
 
 
-def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | None = None) -> int:
+def _until_the_end(job: Job, options: argparse.Namespace, built: Built | None = None) -> int:
     """Waits for the end of a job, unless the job is detached, and prints its outcome. Returns the exit code."""
     if options.detached:
         _say(f"job {job.name!r} runs detached; next: penstock status {job.name}, penstock stop {job.name}")
@@ -264,19 +259,19 @@ def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | N
             status = job.wait(progress=options.progress)
         except (JobFailed, NotEnoughResources, StoreError) as error:
             code = _fail(error, FAILED, options)
-            _say_how_to_resume(job.name, options.checkpoints, began if prepared is not None else 0.0)
+            _say_how_to_resume(job.name, options.checkpoints, began if built is not None else 0.0)
             return code
     ran = status.get("running_s", 0.0)
-    continued = "was resumed" if prepared is None else "started from the savepoint" if options.savepoint else None
+    continued = "was resumed" if built is None else "started from the savepoint" if options.savepoint else None
     try:
         with _output():
-            if prepared is not None and status["state"] != "CANCELLED":
-                for line in prepared.results(status, ran):
+            if built is not None and status["state"] != "CANCELLED":
+                for line in built.results(status, ran):
                     print(line)
     finally:
         _say(_summary(status, ran, continued))
-    if prepared is not None:
-        _say(_next_steps(prepared))
+    if built is not None:
+        _say(_next_steps(built))
     if status["state"] == "CANCELLED":
         return INTERRUPTED if interrupts.count else FAILED
     return OK
@@ -284,7 +279,7 @@ def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | N
 
 def _last_epoch(name: str, checkpoints: str | None) -> Manifest | None:
     """Returns the epoch from which `resume` would continue, or None if there is none or the store cannot be read."""
-    from penstock.jobs.run import default_checkpoints
+    from penstock.jobs.prepare import default_checkpoints
 
     try:
         found = Store.open(checkpoints or default_checkpoints(), name).latest()
@@ -321,8 +316,7 @@ def _apps(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    app: App = options.app
-    explained = _prepare(app, options).flow.explain(options.workers)
+    explained = _flow(options).explain(options.workers)
     with _output():
         print(explained, end="")
     return OK
@@ -338,7 +332,7 @@ def _plan(options: argparse.Namespace) -> int:
     from penstock.placement.traffic import Node
 
     nodes = [Node(f"node {number}", options.slots) for number in range(1, options.nodes + 1)]
-    tasks = _prepare(options.app, options).flow.plan(options.nodes * options.slots, check_sinks=False)
+    tasks = _flow(options).plan(options.nodes * options.slots, check_sinks=False)
     topology = of_plan(tasks)
     ours = plan_at_start(shape_of(tasks), nodes, factor=options.factor)
     placements = {
@@ -368,11 +362,11 @@ def _plan(options: argparse.Namespace) -> int:
     return OK
 
 
-def _prepare(app: App, options: argparse.Namespace) -> Prepared:
-    prepared = app.build(options)
-    if options.parallelism is not None:
-        prepared.flow.parallelism = options.parallelism
-    return prepared
+def _flow(options: argparse.Namespace) -> Flow:
+    """Returns the flow of an application that is only shown."""
+    from penstock.jobs.prepare import with_parallelism
+
+    return with_parallelism(options.app.build(options).flow, options.parallelism)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -541,8 +535,8 @@ def _summary(status: Status, ran: float, continued: str | None = None) -> str:
     return "; ".join(parts)
 
 
-def _next_steps(prepared: Prepared) -> str:
-    return "next: " + "\n      ".join([*prepared.next_steps, "penstock apps"])
+def _next_steps(built: Built) -> str:
+    return "next: " + "\n      ".join([*built.next_steps, "penstock apps"])
 
 
 # --- the command line -----------------------------------------------------------------------------------------

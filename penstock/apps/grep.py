@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from penstock.apps import text
-from penstock.apps.app import App, Prepared, Status
+from penstock.apps.app import App, Built, Status
 from penstock.apps.latest import Latest
 from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Flow
@@ -57,7 +57,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Prepared:
+def _build(options: argparse.Namespace) -> Built:
     lines = text.open_text(options)
     number = Collect()
     matches: Sink = Files(options.output) if options.output else Console()
@@ -67,7 +67,7 @@ def _build(options: argparse.Namespace) -> Prepared:
         where = f"; they are in {filesystems.named(options.output)}" if options.output else ""
         return [f"{count:,} of {status['records_read']:,} lines match {options.pattern!r}{where}"]
 
-    return Prepared(
+    return Built(
         topology(lines.source, options.pattern, matches, number, options.name),
         f"looking for {options.pattern!r} in {lines.about}",
         results,

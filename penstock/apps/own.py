@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from penstock.apps.app import App, Prepared, Status, add_load_options, described_rate
+from penstock.apps.app import App, Built, Status, add_load_options, described_rate
 from penstock.runtime.errors import FlowError, PenstockError
 from penstock.runtime.operators.ends import Read, Write
 from penstock.runtime.program.flow import Flow
@@ -161,7 +161,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{where}{hint}"
 
 
-def _prepared(flow: Flow, target: str, options: argparse.Namespace) -> Prepared:
+def _prepared(flow: Flow, target: str, options: argparse.Namespace) -> Built:
     flow = copy.copy(flow)
     flow.graph = copy.copy(flow.graph)
     flow.graph.operators = dict(flow.graph.operators)
@@ -180,7 +180,7 @@ def _prepared(flow: Flow, target: str, options: argparse.Namespace) -> Prepared:
                 if len(records) > _SHOWN:
                     yield f"  ... {len(records) - _SHOWN:,} more"
 
-    return Prepared(flow, f"flow {flow.name!r}{pace}", results, (f"penstock explain {target}",))
+    return Built(flow, f"flow {flow.name!r}{pace}", results, (f"penstock explain {target}",))
 
 
 def _pace(flow: Flow, rate: str | None, duration: float | None) -> None:

@@ -11,7 +11,7 @@ import argparse
 import random
 from collections.abc import Iterable
 
-from penstock.apps.app import App, Cycle, Prepared, Status, add_load_options, count, described_rate
+from penstock.apps.app import App, Built, Cycle, Status, add_load_options, count, described_rate
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null, Sink
 from penstock.runtime.sources import Generator, Source
@@ -54,7 +54,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", metavar="N", type=count, default=5, help="number of tasks of each bolt (5)")
 
 
-def _build(options: argparse.Namespace) -> Prepared:
+def _build(options: argparse.Namespace) -> Built:
     rate = options.rate or "5000"
     duration = _DURATION_S if options.duration is None else options.duration
     source = Generator(Cycle(messages(options.size)), None if rate == "max" else rate, duration_s=duration or None)
@@ -67,7 +67,7 @@ def _build(options: argparse.Namespace) -> Prepared:
             if latency["p50"] is not None:
                 yield f"  {name:<{width}}  p50 {latency['p50']:8.3f} ms   p99 {latency['p99']:8.3f} ms"
 
-    return Prepared(
+    return Built(
         topology(source, levels=options.levels, tasks=options.tasks, name=options.name),
         f"{options.levels} bolts of {options.tasks} tasks in a row, records of {options.size} bytes, "
         f"{described_rate(rate)}" + (f" for {duration:g} s" if duration else ", until you stop it with Ctrl-C"),

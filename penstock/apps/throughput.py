@@ -11,7 +11,7 @@ import argparse
 import random
 from collections.abc import Iterable
 
-from penstock.apps.app import App, Cycle, Prepared, Status, add_load_options, count, described_rate
+from penstock.apps.app import App, Built, Cycle, Status, add_load_options, count, described_rate
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null
 from penstock.runtime.sources import Generator, Source
@@ -51,7 +51,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", metavar="B", type=count, default=100, help="letters of each value (100)")
 
 
-def _build(options: argparse.Namespace) -> Prepared:
+def _build(options: argparse.Namespace) -> Built:
     rate = None if options.rate == "max" else options.rate
     duration = _DURATION_S if options.duration is None else options.duration
     source = Generator(Cycle(records(options.size)), rate, duration_s=duration or None)
@@ -60,7 +60,7 @@ def _build(options: argparse.Namespace) -> Prepared:
         acked = status["operators"]["ack"]["records_in"]
         yield f"{acked / seconds:,.0f} records/s, {acked * (options.size + 5) / seconds / 1e6:,.1f} MB/s of their text"
 
-    return Prepared(
+    return Built(
         topology(source, options.name),
         f"records with values of {options.size} letters, {described_rate(rate)}"
         + (f" for {duration:g} s" if duration else ", until you stop it with Ctrl-C"),

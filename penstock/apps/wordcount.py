@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from heapq import nsmallest
 
 from penstock.apps import text
-from penstock.apps.app import App, Prepared, Status
+from penstock.apps.app import App, Built, Status
 from penstock.apps.latest import Latest
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Collect, Files, Sink
@@ -51,14 +51,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Prepared:
+def _build(options: argparse.Namespace) -> Built:
     lines = text.open_text(options, show_rate=_SHOW_LINES_PER_S, show_s=_SHOW_S)
     if options.output:
         files = Files(options.output)
         place = filesystems.named(options.output)
         folder = filesystems.local_path(options.output)  # None: the shell cannot read there
         first = None if folder is None else shlex.quote(os.path.expanduser(folder))
-        return Prepared(
+        return Built(
             topology(lines.source, files, options.name),
             f"counting the words of {lines.about}",
             lambda status, seconds: [f"{_words(status):,} words; their counts are in {place}"],
@@ -75,7 +75,7 @@ def _build(options: argparse.Namespace) -> Prepared:
             yield f"{n:>{width},}  {word}"
         yield f"{sum(n for _, n in found):,} words, {len(found):,} different"
 
-    return Prepared(
+    return Built(
         topology(lines.source, counts, options.name),
         f"counting the words of {lines.about}",
         results,

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.apps.app import App, Prepared, Status, add_load_options, count, described_rate, rate_option, seconds
+from penstock.apps.app import App, Built, Status, add_load_options, count, described_rate, rate_option, seconds
 from penstock.apps.ysb_events import LATE_MS, LATE_SHARE, RATE, SKEW_MS, START_MS, Events, EventSource
 from penstock.runtime.errors import FlowError, PenstockError
 from penstock.runtime.event_time.windows import Tumbling
@@ -246,7 +246,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Prepared:
+def _build(options: argparse.Namespace) -> Built:
     if options.rate is not None and options.burst is not None:
         raise FlowError("--rate and --burst both say how fast; give one of them")
     if options.events is not None and options.duration is not None:
@@ -281,7 +281,7 @@ def _build(options: argparse.Namespace) -> Prepared:
 
     ends = "until you stop it with Ctrl-C" if source.limit is None else f"{source.limit:,} events"
     begins = f", from the next window on, in {(start_ms - now) / 1000:.0f} s" if paced else ""
-    return Prepared(
+    return Built(
         flow,
         f"views of each campaign in {WINDOW_MS // 1000} s, {ends}, {described_rate(rate)}{begins}",
         results,

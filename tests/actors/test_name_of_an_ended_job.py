@@ -16,7 +16,7 @@ import pytest
 import penstock as ps
 from penstock.actors import cluster, job_master, on_ray, ray_link
 from penstock.actors.job_master import _RayCarrier
-from penstock.host.carry.job_options import JobOptions
+from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.job_runner import JobRunner
 from penstock.host.carry.notes import Notes
 from penstock.host.process import linger
@@ -35,7 +35,7 @@ ASKED, TRIES = 3, 600
 class Carrier(_RayCarrier):
     """A JobMaster's carrier on the node "here", in a cluster without room."""
 
-    def __init__(self, plan: Plan, options: JobOptions, handle: Any) -> None:
+    def __init__(self, plan: Plan, options: CarrierOptions, handle: Any) -> None:
         self._plan, self._options, self._handle, self._node = plan, options, handle, "here"
         self.again = False
         memory: dict[str, bytes] = {}
@@ -54,7 +54,7 @@ class Handle:
     """The handle of a JobMaster."""
 
     def __init__(self, ray: MadeUp, plan: Plan) -> None:
-        options = JobOptions(1, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
+        options = CarrierOptions(1, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
         self._actor_id = str(len(ray.made))
         self.runner = JobRunner(plan, options, Carrier(plan, options, self), Program())
         self.outcome = SimpleNamespace(remote=self._outcome)
@@ -134,16 +134,17 @@ def test_the_name_is_freed_when_the_driver_has_died_on_another_machine(monkeypat
     monkeypatch.setattr(on_ray, "_masters_node", lambda detached: "ab" * 28)
     monkeypatch.setattr(linger, "_LINGER_S", 0.0)
     monkeypatch.setattr(linger, "_LOOK_S", 0.01)
-    options = JobOptions(1, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
+    options = CarrierOptions(1, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
+    packed = Program().dumps((plan, options))
 
     ray.program, ray.node = "01", "elsewhere"
-    on_ray.start(flow.name, plan, options, True, Program())
+    on_ray.start(flow.name, packed, options, True)
     (first,) = ray.made
     assert first.runner.ended.wait(LIMIT_S)
     assert first.runner.status()["state"] == "FAILED"
 
     ray.program, ray.node = "02", "here"
-    on_ray.start(flow.name, plan, options, True, Program())
+    on_ray.start(flow.name, packed, options, True)
     _, second = ray.made
     assert ray.names == {cluster.master_name("job"): second}
     assert ray.asked >= ASKED, "as long as the driver lives, its job keeps its name"

@@ -16,7 +16,7 @@ from penstock.actors import job_master, nodes, ray_processes
 from penstock.actors.job_master import _RayCarrier
 from penstock.actors.node_agents import NotReached
 from penstock.actors.nodes import Nodes
-from penstock.host.carry.job_options import JobOptions
+from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.processes import CannotStart
 from penstock.host.process.worker_process import WorkerOptions
 from penstock.placement.groups import Machine
@@ -187,7 +187,7 @@ def carrier(found: Nodes, workers: int) -> _RayCarrier:
     flow.read(ps.sources.Memory([1])).write(ps.sinks.Null())
     made = _RayCarrier.__new__(_RayCarrier)
     made._plan, made._handle, made._nodes, made._processes = flow.plan(workers), None, found, None
-    made._options = JobOptions(workers, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
+    made._options = CarrierOptions(workers, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
     made.placer = Placer(PlacementOptions(), found)
     return made
 

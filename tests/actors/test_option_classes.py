@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.session import SparkOptions
-from penstock.jobs.run import dual_options
+from penstock.jobs.options import JobOptions
 from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.options import PlacementOptions
 from penstock.runtime.errors import FlowError
@@ -162,13 +162,13 @@ def test_options_of_placement_that_are_right() -> None:
 def test_wrong_texts_of_dual(dual: str, problem: str) -> None:
     message = f"dual={dual!r}: {problem}"
     with pytest.raises(ps.FlowError, match=f"^{re.escape(message)}.*; use 'off', 'on', 'spark-only' or 'toggle:SEC"):
-        dual_options(dual, None, 1.0)
+        JobOptions(dual=dual).dual_options()
 
 
 def test_a_session_for_a_job_without_spark_is_refused() -> None:
     with pytest.raises(
         ps.FlowError, match=r"^spark starts no Spark with dual='off'; give dual as 'on', .* leave out spark"
     ):
-        dual_options("off", SparkOptions(), 1.0)
-    assert dual_options("off", None, 1.0) is None
-    assert dual_options("on", SparkOptions(cores=3), 1.0) is not None
+        JobOptions(spark=SparkOptions()).dual_options()
+    assert JobOptions().dual_options() is None
+    assert JobOptions(dual="on", spark=SparkOptions(cores=3)).dual_options() is not None

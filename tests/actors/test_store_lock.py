@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock.actors import cluster as joined
 from penstock.host.carry import opening
-from penstock.host.carry.job_options import JobOptions
+from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.opening import Opening
 from penstock.host.carry.store_keeper import StoreKeeper
 from penstock.host.decide.job_host import Found
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Store:
     """Of the job "job", which has failed after its first epoch."""
     store = Store.open(tmp_path, "job")
     flow = flow_to(ps.sinks.Null())
-    options = JobOptions(1, 60.0, WorkerOptions(None, 1 << 20, 1 << 20), store=store, flow=flow)
+    options = CarrierOptions(1, 60.0, WorkerOptions(None, 1 << 20, 1 << 20), store=store, flow=flow)
     program = store.put("snapshots/00000001-program", [Program().dumps((flow, options))])
     store.write_manifest(
         Manifest(job="job", epoch=1, created=1.5, final=False, key_groups=8, tasks=[], program=program)

@@ -20,7 +20,7 @@ import pytest
 
 import penstock
 from penstock.apps import cli, text
-from penstock.apps.app import Prepared
+from penstock.apps.app import Built
 from penstock.apps.catalog import APPS
 from penstock.host.decide.status import no_status
 from penstock.jobs import progress
@@ -468,11 +468,11 @@ def test_the_end_of_a_job_is_told_though_its_results_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = argparse.Namespace(detached=False, progress=False, savepoint=None)
-    prepared = Prepared(penstock.Flow("sol"), "intro", lambda status, ran: ["a result"], ["penstock apps"])
+    built = Built(penstock.Flow("sol"), "intro", lambda status, ran: ["a result"], ["penstock apps"])
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(PenstockError, match="No space left on device"):
-            cli._until_the_end(EndedJob(), options, prepared)  # type: ignore[arg-type]
+            cli._until_the_end(EndedJob(), options, built)  # type: ignore[arg-type]
         monkeypatch.undo()
     assert "sol finished: 5 records" in capsys.readouterr().err
 

@@ -37,7 +37,6 @@ LEFT = {
     "jobs/farewell": 1,
     "jobs/job": 3,
     "jobs/progress": 4,
-    "jobs/run": 2,
     "placement/refinement": 10,
     "runtime/errors": 1,
     "runtime/lifecycle": 1,

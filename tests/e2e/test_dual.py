@@ -16,7 +16,7 @@ import pytest
 import penstock as ps
 from penstock.bridge.burst import BurstOptions
 from penstock.bridge.session import SparkOptions
-from penstock.jobs.run import dual_options
+from penstock.jobs.options import JobOptions
 from tests.e2e.jobs import STARTED, run
 from tests.e2e.processes import kill, wait_until
 from tests.e2e.switch_campaign import CASES
@@ -188,6 +188,6 @@ def test_what_dual_can_be(fresh_name: Callable[[], str]) -> None:
         ("toggle:3", BurstOptions(mode="toggle", toggle_s=3.0, ahead=True, epoch_s=2.0)),
         (BurstOptions(range_below=1.0), BurstOptions(range_below=1.0, epoch_s=2.0)),
     ):
-        options = dual_options(right, None, 2.0)
+        options = JobOptions(dual=right, epoch_interval_s=2.0).dual_options()
         assert options is not None
         assert options.burst == burst

@@ -1004,7 +1004,7 @@ def test_a_job_that_cannot_be_started_leaves_no_directory(
     def refuse(*_: Any, **__: Any) -> Any:
         raise ps.JobError("no")
 
-    monkeypatch.setattr(run_module, "_start_local", refuse)
+    monkeypatch.setattr(run_module, "_local_link", refuse)
     flow = counting(fresh_name())
     with pytest.raises(ps.JobError, match="no"):
         ps.run(flow, local=True, checkpoints=tmp_path)

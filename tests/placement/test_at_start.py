@@ -17,9 +17,9 @@ import penstock as ps
 from penstock.apps import sol, throughput
 from penstock.apps.cli import main
 from penstock.apps.rides import topology as rides
-from penstock.host.carry.job_options import JobOptions
+from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.process.worker_process import WorkerOptions
-from penstock.jobs.run import _without_ray
+from penstock.jobs.prepare import without_ray
 from penstock.local.placing import LocalPlacing
 from penstock.placement.at_start import plan_at_start
 from penstock.placement.baselines import in_turn
@@ -230,11 +230,11 @@ def test_a_large_job_is_not_planned() -> None:
 
 def test_a_job_that_ran_in_turn_does_so_when_it_is_resumed_as_a_local_job(caplog: pytest.LogCaptureFixture) -> None:
     for method, then in (("round-robin", "round-robin"), ("auto", "auto")):
-        options = JobOptions(2, 60.0, WorkerOptions(None, 1, 1), placement=PlacementOptions(method))  # type: ignore[arg-type]
-        assert _without_ray(options, "job").placement == PlacementOptions(then)  # type: ignore[arg-type]
+        options = CarrierOptions(2, 60.0, WorkerOptions(None, 1, 1), placement=PlacementOptions(method))  # type: ignore[arg-type]
+        assert without_ray(options, "job").placement == PlacementOptions(then)  # type: ignore[arg-type]
     assert not caplog.records
-    options = JobOptions(2, 60.0, WorkerOptions(None, 1, 1), placement=PlacementOptions("traffic", nodes=2))
-    assert _without_ray(options, "job").placement == PlacementOptions()
+    options = CarrierOptions(2, 60.0, WorkerOptions(None, 1, 1), placement=PlacementOptions("traffic", nodes=2))
+    assert without_ray(options, "job").placement == PlacementOptions()
     assert "without its option placement" in caplog.text
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.apps.app import App, Prepared, Status, above_zero_or_max, count, packaged, seconds
+from penstock.apps.app import App, Built, Status, above_zero_or_max, count, packaged, seconds
 from penstock.apps.few import SHOWN, Few
 from penstock.apps.latest import Latest
 from penstock.apps.linear_road.source import TrafficSource
@@ -132,7 +132,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Prepared:
+def _build(options: argparse.Namespace) -> Built:
     if options.sample and options.input is not None:
         raise FlowError("--sample reads the file of the package; leave out --input")
     pattern = str(packaged("linear_road.dat")) if options.sample else options.input
@@ -176,7 +176,7 @@ def _build(options: argparse.Namespace) -> Prepared:
         for answer in some.records()[-SHOWN:]:
             yield f"  {answer}"
 
-    return Prepared(
+    return Built(
         flow,
         f"tolls, alerts and accounts for {about}",
         results,

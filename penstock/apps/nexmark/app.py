@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from penstock.apps.app import App, Prepared, Status, add_load_options, count, described_rate
+from penstock.apps.app import App, Built, Status, add_load_options, count, described_rate
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.nexmark.events import RATE, Events
 from penstock.apps.nexmark.queries import QUERIES
@@ -54,7 +54,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Prepared:
+def _build(options: argparse.Namespace) -> Built:
     if options.events is not None and options.duration is not None:
         raise FlowError("--events and --duration both say when to end; give one of them")
     rate = options.rate or _RATE
@@ -73,7 +73,7 @@ def _build(options: argparse.Namespace) -> Prepared:
         ends = f"{options.events:,} events"
     else:
         ends = f"for {duration:g} s" if duration else "until you stop it with Ctrl-C"
-    return Prepared(
+    return Built(
         topology(source, options.query, Few(some), skew_ms=options.skew, name=options.name),
         f"{options.query}, {_about(options.query)}, {ends}, {described_rate(rate)}",
         results,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from penstock.apps.app import App, Prepared, Status, above_zero_or_max, count, packaged, seconds
+from penstock.apps.app import App, Built, Status, above_zero_or_max, count, packaged, seconds
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.rides.city import EVERY_S, REQUESTS_PER_S, Location, Locations, Requests
 from penstock.apps.rides.topology import RADIUS_M, topology
@@ -96,7 +96,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Prepared:
+def _build(options: argparse.Namespace) -> Built:
     if (options.locations is None) != (options.requests is None):
         raise FlowError("--locations and --requests belong together; give both")
     if options.sample and options.locations is not None:
@@ -121,7 +121,7 @@ def _build(options: argparse.Namespace) -> Prepared:
         for request, driver, distance, _ in some.records()[-SHOWN:]:
             yield f"  {request}: " + ("no driver is near" if driver is None else f"{driver}, {distance:,.0f} m away")
 
-    return Prepared(
+    return Built(
         flow,
         f"the nearest driver within {options.radius:g} m for {about}",
         results,

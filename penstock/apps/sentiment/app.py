@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.apps.app import (
     App,
-    Prepared,
+    Built,
     Status,
     above_zero_or_max,
     add_load_options,
@@ -79,7 +79,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Prepared:
+def _build(options: argparse.Namespace) -> Built:
     if options.sample and options.input is not None:
         raise FlowError("--sample reads the file of the package; leave out --input")
     if not options.window:
@@ -110,7 +110,7 @@ def _build(options: argparse.Namespace) -> Prepared:
             opinions = mean["opinions"]
             yield f"  {attribute} from {start} to {end}: {mean['score']:+.2f} on average of {opinions:,} opinions"
 
-    return Prepared(
+    return Built(
         flow,
         f"what {about} say about the attributes of products",
         results,

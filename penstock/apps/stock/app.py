@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from penstock.apps.app import App, Prepared, Status, add_load_options, count, described_rate, packaged, seconds
+from penstock.apps.app import App, Built, Status, add_load_options, count, described_rate, packaged, seconds
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.stock.orders import RATE, SYMBOLS, Order, Orders
 from penstock.apps.stock.topology import LIFETIME_S, TOP, WINDOW_S, topology
@@ -67,7 +67,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Prepared:
+def _build(options: argparse.Namespace) -> Built:
     if options.sample and options.input is not None:
         raise FlowError("--sample reads the file of the package; leave out --input")
     if not options.window:
@@ -100,7 +100,7 @@ def _build(options: argparse.Namespace) -> Prepared:
             most = ", ".join(f"{symbol} {quantity:,}" for symbol, quantity in volumes[:3])
             yield f"  most traded from {start}: {most}"
 
-    return Prepared(
+    return Built(
         flow,
         f"trades, traded volumes and the {TOP} most traded symbols of {about}",
         results,

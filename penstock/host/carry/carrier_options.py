@@ -1,4 +1,4 @@
-"""The options of `run()` as plain data, which `resume` finds in the store."""
+"""The options of a job for the process that hosts it, as plain data, which `resume` finds in the store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from penstock.placement.options import PlacementOptions
 
 
 @dataclass(frozen=True)
-class JobOptions(RunnerOptions):
-    """The options of `run()`, as plain data."""
+class CarrierOptions(RunnerOptions):
+    """The options of `run()` that concern the carriers of a job."""
 
     cpus_per_worker: float = 1.0
     placement: PlacementOptions = field(default_factory=PlacementOptions)
