@@ -38,7 +38,6 @@ def test_the_backlog_is_what_is_left_as_far_as_files_tell(tmp_path: Path, kind: 
     source: Source = sources.Parquet(write_parquet(path)) if kind == "parquet" else sources.Arrow(write_arrow(path))
     splits = source.splits(1)
     reader = source.reader(splits, CONTEXT)
-    assert not reader.paced
     assert reader.backlog() == (1_000 if kind == "parquet" else 0)
     assert len(reader.read(30)) == 30
     assert reader.backlog() == (970 if kind == "parquet" else 34), "of an Arrow file the rows at hand"

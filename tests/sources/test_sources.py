@@ -628,7 +628,6 @@ def test_the_backlog_of_files_is_the_lines_that_are_left(tmp_path: Path, name: s
     source = sources.TextFiles([str(path) for path in paths])
     splits = source.splits(1)
     reader = source.reader(splits, context())
-    assert not reader.paced, "all lines are there: none is late"
     assert reader.backlog() > 0, "before the first line, by a guess"
     assert len(reader.read(1_000)) == 1_000
     sizes = [os.path.getsize(path) * 3 for path in paths]
@@ -660,7 +659,6 @@ def test_the_backlog_of_memory_is_what_is_left() -> None:
     source = sources.Memory(range(100), splits=3)
     reader = source.reader(source.splits(1), context())
     assert reader.backlog() == 100
-    assert not reader.paced
     assert len(reader.read(40)) == 33, "a range at a time"
     assert len(reader.read(10)) == 10
     assert reader.backlog() == 57
@@ -791,7 +789,6 @@ def test_the_backlog_of_a_socket_is_what_is_held_here_and_in_the_kernel() -> Non
     woken = threading.Event()
     source = sources.SocketLines("127.0.0.1", server.port, max_buffered=50)
     reader = source.reader(source.splits(1), context(wake=woken.set))
-    assert reader.paced
     until = time.monotonic() + 20
     while abs(reader.backlog() - count) > 1:  # a line may lie in both places
         assert time.monotonic() < until, f"{reader.backlog()} of {count:,} lines are known to wait"

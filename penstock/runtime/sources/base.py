@@ -75,11 +75,6 @@ class Reader(ABC):
     whichever task reads it, and whether it has begun or not. Otherwise records of one split may be late because another
     split is ahead, and a warning says so.
 
-    `paced` says whether the world decides when records come, so that records which wait at the reader are late
-    (docs/papers.md: D2). With False, all records are there from the start and are read as fast as the job takes them,
-    so none is late, however many are left. A source that hands out the records of another source's reader at a pace of
-    its own sets this to True in that reader.
-
     `blocking` = True, set in the class, says that read() waits for records, as many client libraries do. All of the
     reader's methods but `backlog` and `is_full` are then called in a thread of its own, one batch ahead, so that the
     other tasks of the worker go on meanwhile. Let read() return from time to time, as it does not end while it waits.
@@ -95,7 +90,6 @@ class Reader(ABC):
     passing_errors: Kinds = ()
     stamp_ns: int | None = None
     split: str | None = None
-    paced = True
 
     @abstractmethod
     def read(self, limit: int) -> list[Any]:
@@ -127,8 +121,8 @@ class Reader(ABC):
     def backlog(self) -> int | None:
         """Returns the backlog: how many records are ready that were not handed out, or None, the default, when the
         reader cannot tell. An estimate will do, such as bytes over the mean size of a record. It is asked a few times a
-        second, at any time and by another thread than the one that reads. It counts as input that waits only when the
-        reader is `paced`. A burst at a reader that cannot tell is not seen, and the status of the job says so."""
+        second, at any time and by another thread than the one that reads. Of a bounded reader at full speed it is the
+        rest of its input. A burst at a reader that cannot tell is not seen, and the status of the job says so."""
         return None
 
     def is_full(self) -> bool:

@@ -145,8 +145,6 @@ class TextFiles(LineFiles[str]):
 class LineReader(SequentialReader):
     """Reads file ranges one after the other."""
 
-    paced = False
-
     def __init__(
         self, splits: list[Split], context: SourceContext, decode: Decoder | None, max_line: int, source: str
     ) -> None:

@@ -291,7 +291,6 @@ class _GeneratorReader(Reader):
         # Several tasks may have made the splits until now, each of them as far as it came.
         self._apart = source.schedule is not None and len(splits) > 1 and any(track.made for track in self._tracks)
         self.finished = not splits
-        self.paced = source.schedule is not None
 
     def read(self, limit: int) -> list[Any]:
         self.stamp_ns = None

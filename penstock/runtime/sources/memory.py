@@ -66,8 +66,6 @@ class Memory(Source[T_co]):
 
 
 class _MemoryReader(SequentialReader):
-    paced = False
-
     def __init__(self, records: list[Any], splits: list[Split]) -> None:
         self._records = records
         self._waiting = deque(splits)

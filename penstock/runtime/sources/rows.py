@@ -42,8 +42,6 @@ class RowReader(SequentialReader):
     """Reads the record batches of its splits one after the other. A split's offset counts the rows that were handed
     out. `rows` says how many rows a split has at most; without it, the backlog is what was read of the files."""
 
-    paced = False
-
     def __init__(
         self,
         splits: list[Split],

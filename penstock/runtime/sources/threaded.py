@@ -35,7 +35,6 @@ class ThreadReader(Reader):
     def __init__(self, reader: Reader, wake: Callable[[], None], name: str) -> None:
         self.reader = reader
         self.wake = wake
-        self.paced = reader.paced
         self.passing_errors = reader.passing_errors
         self._offsets = self._known = dict(reader.offsets())  # after what was handed out, and after what was read
         self.repeats = False  # whether read() may be called again after its last error

@@ -190,13 +190,10 @@ class SourceTask(Task):
         return self._triggers.popleft()
 
     def backlog(self) -> int | None:
-        # At full speed nothing is late: what is left of the input is no burst.
-        reader = self.reader
-        return reader.backlog() if reader.paced and not self._at_end() else 0
+        return 0 if self._at_end() else self.reader.backlog()
 
     def has_full_buffer(self) -> bool:
-        reader = self.reader
-        return reader.paced and not self._at_end() and reader.is_full()
+        return not self._at_end() and self.reader.is_full()
 
     def has_input_to_divert(self) -> bool:
         if self._is_ahead:
