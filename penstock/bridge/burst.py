@@ -53,8 +53,8 @@ Where we differ from the paper, and why:
   the queue is seen to grow as quickly: an old PD may be wrong. And delta is there so that a range does not go to and
   fro. As nothing comes back while V > PD (see below), L_up is then L_switch itself. With both, the delay has no peak at
   a switch that is higher than what micro-batches cost anyway.
-- **A switch must have paid.** Each switch is predicted and measured (`switch_outcome.py`). One to Spark that did not
-  pay is taken back, and similar loads are refused for a while.
+- **A switch must have paid.** What Spark carries is measured (`switch_outcome.py`). When it is less than the record
+  tasks would carry, the switch is taken back, and similar loads are refused for a while.
 - **The first moments of a job are slow**, because its record tasks load and compile what they need. With their speed of
   that time a calm would be a burst. So a range does not switch in the first second of its work.
 - A switch costs a pause, so a range stays in a paradigm for a multiple of what switching costs.
@@ -95,17 +95,7 @@ from penstock.bridge.cost import (
     interval,
 )
 from penstock.bridge.probes import Probes
-from penstock.bridge.switch_outcome import (
-    ANSWERS_MIN,
-    JUDGED_AFTER_S,
-    Forecast,
-    Model,
-    OperationModel,
-    RecordModel,
-    Refusals,
-    SwitchStory,
-    forecast,
-)
+from penstock.bridge.switch_outcome import ANSWERS_MIN, JUDGED_AFTER_S, Refusals, SwitchStory
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import WrongValue
 from penstock.runtime.lifecycle import Machine, State, Table
@@ -382,7 +372,7 @@ class Decision:
     reason: str
     warning: str | None  # to be told to the user; each once
     figures: Figures
-    note: str | None = None  # a switch, what was predicted of it and what it did; each once
+    note: str | None = None  # a switch and what it did; each once
 
     @property
     def burst(self) -> bool:
@@ -769,15 +759,12 @@ class BurstDetector:
             return None, f"burst: {f.waiting}; Spark is being made ready"
         if time_s < self._stay_until:
             return None, f"in Spark only now, and stays {self._stay_until - time_s:.1f} s more"
-        if slower is not None and not self._too_early(self._story):
-            if (story := self._story) is not None and story.waited_less is False:
-                story.paid = False
-                self.refusals.did_not_pay(story.arrival_rate, story.record_rate, time_s, story.text)
-            return "calm", f"Spark does not pay any more: {slower}"
-        if (story := self._story) is not None and self._does_not_pay(story, f):
-            story.paid = False
-            self.refusals.did_not_pay(story.arrival_rate, story.record_rate, time_s, story.text)
-            return "calm", f"taken back: {story.text}"
+        story = self._story
+        if slower is not None and not self._too_early(story):
+            return "calm", self._taken_back(time_s, f, f"Spark does not pay any more: {slower}")
+        if story is not None and self._does_not_pay(story, f):
+            story.taken_back = True
+            return "calm", self._taken_back(time_s, f, f"taken back: {story.text}")
         most = max(queue for _, queue in self._queues)
         burst = None
         if most >= f.queue_down:
@@ -829,6 +816,13 @@ class BurstDetector:
         """Whether too few micro-batches have been answered to say that Spark is slow: the first ones may have waited
         for something that the next ones will not."""
         return story is not None and story.answers < ANSWERS_MIN and story.lasted_s < JUDGED_AFTER_S
+
+    def _taken_back(self, time_s: float, f: Figures, why: str) -> str:
+        """Notes that Spark does not pay at this load, and returns why."""
+        if self._story is not None:
+            self._story.taken_back = True
+        self.refusals.did_not_pay(f.arrival_rate, f.record_rate or 0.0, time_s, why)
+        return why
 
     def _does_not_pay(self, story: SwitchStory, f: Figures) -> bool:
         return self.options.k is None and story.to == "operation" and story.does_not_pay(self._in_batches(f))
@@ -903,17 +897,7 @@ class BurstDetector:
         """The range begins to switch."""
         self._end_story()
         f = self._figures_now
-        predicted: Forecast | None = None
-        other: Model | None = None
-        if f.record_rate is not None and f.operation_rate is not None and f.fixed_s is not None and f.interval_s:
-            record = RecordModel(f.record_rate)
-            cost = BatchCost(f.fixed_s, f.operation_rate)
-            operation = OperationModel(cost, f.interval_s, self.options.interval_max_s)
-            other = record if to == "operation" else operation
-            predicted = forecast(f.own, f.arrival_rate, record, operation, self._switch_s)
-        self._story = SwitchStory(
-            time_s, to, reason, f.arrival_rate, f.own, f.record_rate or 0.0, predicted, other, self.options.margin
-        )
+        self._story = SwitchStory(time_s, to, reason, f.arrival_rate, f.own, f.record_rate or 0.0, self.options.margin)
         self.switches.append(self._story)
 
     def _switch_reason(self, prepared_s: float) -> str:
@@ -938,9 +922,8 @@ class BurstDetector:
         story, self._story = self._story, None
         if story is None:
             return
-        story.judge()
-        if story.to == "operation" and story.paid:
-            self.refusals.paid(story.arrival_rate, story.record_rate)
+        if story.to == "operation" and not story.taken_back and story.lasted_s >= JUDGED_AFTER_S:
+            self.refusals.paid()
         self._notes.append(story.text)
 
     # --- moving ----------------------------------------------------------------------------------------------------
