@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import click
+
+from penstock.apps.command_line import Options, seconds
 from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sources import parse_rate
@@ -43,8 +46,8 @@ class App:
 
     name: str
     about: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    build: Callable[[argparse.Namespace], Built]
+    add_options: Callable[[Options], None]
+    build: Callable[[SimpleNamespace], Built]
     default_name: str | None = None
 
 
@@ -63,16 +66,16 @@ class Cycle:
         return self._records[index % len(self._records)]
 
 
-def add_load_options(parser: argparse.ArgumentParser, *, rate: str, duration: str) -> None:
+def add_load_options(options: Options, *, rate: str, duration: str) -> None:
     """Adds the options --rate and --duration. The texts say what happens without them."""
-    parser.add_argument(
+    options.add(
         "--rate",
         metavar="R",
         type=rate_option,
         help=f"records a second over all source tasks, or steps such as 5000:10s,60000:10s, which start over; "
         f"'max' for as fast as possible ({rate})",
     )
-    parser.add_argument(
+    options.add(
         "--duration",
         metavar="S",
         type=seconds,
@@ -86,26 +89,8 @@ def rate_option(text: str) -> str:
         try:
             parse_rate(text)
         except FlowError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            raise click.BadParameter(str(error)) from None
     return text
-
-
-def count(text: str) -> int:
-    """Reads a whole number of 1 or more from the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """Reads a time of 0 seconds or more from the command line."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return value
 
 
 def above_zero_or_max(what: str) -> Callable[[str], float | None]:
@@ -117,7 +102,7 @@ def above_zero_or_max(what: str) -> Callable[[str], float | None]:
             return None
         value = seconds(text)
         if not value:
-            raise argparse.ArgumentTypeError(f"a {what} must be above 0")
+            raise click.BadParameter(f"a {what} must be above 0")
         return value
 
     return read

@@ -8,12 +8,13 @@ As in the storm-benchmark every match becomes the constant 1, which is also the 
 
 from __future__ import annotations
 
-import argparse
 import re
+from types import SimpleNamespace
 from typing import Any
 
 from penstock.apps import text
 from penstock.apps.app import App, Built, Status
+from penstock.apps.command_line import Options
 from penstock.apps.latest import Latest
 from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Flow
@@ -47,17 +48,15 @@ def itself(value: Any) -> Any:
     return value
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _add_options(parser: Options) -> None:
+    parser.add(
         "--pattern", metavar="P", default=PATTERN, help=f"a regular expression, searched in every line ({PATTERN})"
     )
     text.add_options(parser, rate="max")
-    parser.add_argument(
-        "--output", metavar="DIR", help="write the matching lines to files in this directory (print them)"
-    )
+    parser.add("--output", metavar="DIR", help="write the matching lines to files in this directory (print them)")
 
 
-def _build(options: argparse.Namespace) -> Built:
+def _build(options: SimpleNamespace) -> Built:
     lines = text.open_text(options)
     number = Collect()
     matches: Sink = Files(options.output) if options.output else Console()

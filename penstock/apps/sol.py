@@ -7,11 +7,12 @@ One source makes messages of random digits; every bolt hands on what it gets. Wh
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Iterable
+from types import SimpleNamespace
 
-from penstock.apps.app import App, Built, Cycle, Status, add_load_options, count, described_rate
+from penstock.apps.app import App, Built, Cycle, Status, add_load_options, described_rate
+from penstock.apps.command_line import Options, count
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null, Sink
 from penstock.runtime.sources import Generator, Source
@@ -47,14 +48,14 @@ def const(record: str) -> str:
     return record
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: Options) -> None:
     add_load_options(parser, rate="5000", duration=f"{_DURATION_S:g}")
-    parser.add_argument("--size", metavar="B", type=count, default=100, help="bytes of each record (100)")
-    parser.add_argument("--levels", metavar="N", type=count, default=5, help="number of bolts in a row (5)")
-    parser.add_argument("--tasks", metavar="N", type=count, default=5, help="number of tasks of each bolt (5)")
+    parser.add("--size", metavar="B", type=count, default=100, help="bytes of each record (100)")
+    parser.add("--levels", metavar="N", type=count, default=5, help="number of bolts in a row (5)")
+    parser.add("--tasks", metavar="N", type=count, default=5, help="number of tasks of each bolt (5)")
 
 
-def _build(options: argparse.Namespace) -> Built:
+def _build(options: SimpleNamespace) -> Built:
     rate = options.rate or "5000"
     duration = _DURATION_S if options.duration is None else options.duration
     source = Generator(Cycle(messages(options.size)), None if rate == "max" else rate, duration_s=duration or None)

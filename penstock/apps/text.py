@@ -6,13 +6,14 @@ turn, over and over, so that a small text can load a job for as long as one like
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
-from penstock.apps.app import Cycle, add_load_options, count, described_rate, packaged
+from penstock.apps.app import Cycle, add_load_options, described_rate, packaged
+from penstock.apps.command_line import Options, count
 from penstock.runtime import testing
 from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Flow
@@ -54,16 +55,16 @@ def read_lines(patterns: list[str]) -> list[str]:
     return testing.run(flow, batch_size=_BATCH)["lines"]
 
 
-def add_options(parser: argparse.ArgumentParser, *, rate: str) -> None:
+def add_options(parser: Options, *, rate: str) -> None:
     """Adds the options for the input and its rate. `rate` says what happens without --rate."""
-    parser.add_argument(
+    parser.add(
         "--input",
         metavar="GLOB",
-        nargs="+",
+        multiple=True,
         help="text files to read, also .gz (a novel if one lies beside the project, else a small packaged text)",
     )
     add_load_options(parser, rate=rate, duration="with a --rate: until stopped, unless --passes says otherwise")
-    parser.add_argument(
+    parser.add(
         "--passes",
         metavar="N",
         type=count,
@@ -71,13 +72,13 @@ def add_options(parser: argparse.ArgumentParser, *, rate: str) -> None:
     )
 
 
-def open_text(options: argparse.Namespace, *, show_rate: int | None = None, show_s: float = 0.0) -> Text:
+def open_text(options: SimpleNamespace, *, show_rate: int | None = None, show_s: float = 0.0) -> Text:
     """Opens the text that the options name.
 
     With no option at all and a `show_rate` it comes at that many lines a second, as many whole times as take
     `show_s` seconds: something to look at, and still a known number of each word.
     """
-    patterns: list[str] = options.input or [str(default_path())]
+    patterns = list(options.input) or [str(default_path())]
     about = ", ".join(patterns if options.input else [os.path.basename(patterns[0])])
     rate, duration, passes = options.rate, options.duration, options.passes
     if passes is not None and duration is not None:

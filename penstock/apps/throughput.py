@@ -7,11 +7,12 @@ Records are an id of five characters and a value of `size` letters from a to h.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Iterable
+from types import SimpleNamespace
 
-from penstock.apps.app import App, Built, Cycle, Status, add_load_options, count, described_rate
+from penstock.apps.app import App, Built, Cycle, Status, add_load_options, described_rate
+from penstock.apps.command_line import Options, count
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null
 from penstock.runtime.sources import Generator, Source
@@ -46,12 +47,12 @@ def ack(record: Record) -> Record:
     return record
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: Options) -> None:
     add_load_options(parser, rate="max", duration=f"{_DURATION_S:g}")
-    parser.add_argument("--size", metavar="B", type=count, default=100, help="letters of each value (100)")
+    parser.add("--size", metavar="B", type=count, default=100, help="letters of each value (100)")
 
 
-def _build(options: argparse.Namespace) -> Built:
+def _build(options: SimpleNamespace) -> Built:
     rate = None if options.rate == "max" else options.rate
     duration = _DURATION_S if options.duration is None else options.duration
     source = Generator(Cycle(records(options.size)), rate, duration_s=duration or None)

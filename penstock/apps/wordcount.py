@@ -7,14 +7,15 @@ Words are what stands between white space, punctuation and all.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 from collections.abc import Iterable
 from heapq import nsmallest
+from types import SimpleNamespace
 
 from penstock.apps import text
 from penstock.apps.app import App, Built, Status
+from penstock.apps.command_line import Options
 from penstock.apps.latest import Latest
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Collect, Files, Sink
@@ -40,18 +41,18 @@ def topology(source: Source, sink: Sink, name: str = "wordcount") -> Flow:
     return flow
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: Options) -> None:
     text.add_options(
         parser, rate=f"{_SHOW_LINES_PER_S} when nothing is said, to have something to see; max with --input"
     )
-    parser.add_argument(
+    parser.add(
         "--output",
         metavar="DIR",
         help=f"write files of word<TAB>count lines to this directory (print the {TOP} most frequent words)",
     )
 
 
-def _build(options: argparse.Namespace) -> Built:
+def _build(options: SimpleNamespace) -> Built:
     lines = text.open_text(options, show_rate=_SHOW_LINES_PER_S, show_s=_SHOW_S)
     if options.output:
         files = Files(options.output)

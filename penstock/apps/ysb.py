@@ -13,14 +13,15 @@ median of 500 ms after the window's end; or one that stamps each result as it is
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from penstock.apps.app import App, Built, Status, add_load_options, count, described_rate, rate_option, seconds
+from penstock.apps.app import App, Built, Status, add_load_options, described_rate, rate_option
+from penstock.apps.command_line import Options, count, seconds
 from penstock.apps.ysb_events import LATE_MS, LATE_SHARE, RATE, SKEW_MS, START_MS, Events, EventSource
 from penstock.runtime.errors import FlowError, PenstockError
 from penstock.runtime.event_time.windows import Tumbling
@@ -215,38 +216,37 @@ def compared(counts: Counts, right: Mapping[tuple[str, int], int], number: int) 
 # --- the command -----------------------------------------------------------------------------------------------
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: Options) -> None:
     add_load_options(parser, rate=_RATE, duration=f"{_DURATION_S:g}, and with --burst its steps once")
-    parser.add_argument(
+    parser.add(
         "--burst",
         metavar="STEPS",
-        nargs="?",
-        const=BURST,
+        is_flag=False,
+        flag_value=BURST,
         type=rate_option,
         help=f"a burst: these steps of the rate, once ({BURST})",
     )
-    parser.add_argument("--events", metavar="N", type=count, help="end after so many events, instead of --duration")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the random events (0)")
-    parser.add_argument(
-        "--no-skew",
-        dest="skew",
-        action="store_false",
+    parser.add("--events", metavar="N", type=count, help="end after so many events, instead of --duration")
+    parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random events (0)")
+    parser.add(
+        "--no-skew skew",
+        is_flag=True,
+        flag_value=False,
+        default=True,
         help=f"events in order; without it they are up to {SKEW_MS} ms early or late, and 1 in "
         f"{1 / LATE_SHARE:,.0f} up to {LATE_MS // 1000} s late",
     )
-    parser.add_argument(
+    parser.add(
         "--store-every",
         metavar="S",
         type=seconds,
         default=0.0,
         help="write results to the store every S seconds (the published runs: 1); 0: as soon as they are emitted (0)",
     )
-    parser.add_argument(
-        "--check", action="store_true", help="at the end, count the same events again and compare the results"
-    )
+    parser.add("--check", is_flag=True, help="at the end, count the same events again and compare the results")
 
 
-def _build(options: argparse.Namespace) -> Built:
+def _build(options: SimpleNamespace) -> Built:
     if options.rate is not None and options.burst is not None:
         raise FlowError("--rate and --burst both say how fast; give one of them")
     if options.events is not None and options.duration is not None:
@@ -297,7 +297,7 @@ def _once(steps: str) -> float:
     return sum(time for time in times if time is not None)
 
 
-def _latency(status: Status, rows: list[Row], source: EventSource, options: argparse.Namespace) -> str:
+def _latency(status: Status, rows: list[Row], source: EventSource, options: SimpleNamespace) -> str:
     """Returns the line about the latency of the windows that began while the job ran. Events that were due earlier
     waited for Ray to start, and this wait does not measure the engine."""
     if not source.paced:
@@ -318,7 +318,7 @@ def _latency(status: Status, rows: list[Row], source: EventSource, options: argp
     return "latency: none, as no window has ended"
 
 
-def _results(status: Status, rows: list[Row], source: EventSource, options: argparse.Namespace) -> Iterable[str]:
+def _results(status: Status, rows: list[Row], source: EventSource, options: SimpleNamespace) -> Iterable[str]:
     counts = stored(rows)
     seen, joined = sum(counts.values()), int(status["operators"]["join"]["records_out"])
     read = int(status["records_read"])

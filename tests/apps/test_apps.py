@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +15,7 @@ from penstock.apps.app import Cycle, described_rate
 from penstock.apps.catalog import APPS
 from penstock.apps.latest import Latest
 from penstock.runtime.sinks import Collect, SinkContext
+from tests.apps.parsed import parsed
 
 LINES = text.packaged_path().read_text(encoding="utf-8").splitlines()
 
@@ -23,11 +24,8 @@ def words(lines: list[str]) -> Counter[str]:
     return Counter(word.lower() for line in lines for word in line.split())
 
 
-def options(app: str, *arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    APPS[app].add_options(parser)
-    parser.add_argument("--name", default=app)
-    return parser.parse_args(arguments)
+def options(app: str, *arguments: str) -> SimpleNamespace:
+    return parsed(APPS[app], *arguments)
 
 
 # --- the text --------------------------------------------------------------------------------------------------

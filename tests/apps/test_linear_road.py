@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from penstock.apps.linear_road.topology import topology
 from penstock.apps.linear_road.traffic import TIME, History, Pace, Record, Traffic, parse
 from penstock.runtime.errors import FlowError
 from tests.apps import linear_road_checker as checker
+from tests.apps.parsed import parsed
 
 SKEW_S = 4
 #: A rush hour on few segments, with many short accidents, so that a short run has all kinds of answers.
@@ -92,11 +93,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("898 answers, ")
 
 
-def options(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    app.APP.add_options(parser)
-    parser.set_defaults(name="linear-road")
-    return parser.parse_args(arguments)
+def options(*arguments: str) -> SimpleNamespace:
+    return parsed(app.APP, *arguments)
 
 
 def test_delays_are_told_of_generated_traffic() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +16,11 @@ from penstock.apps.nexmark.queries import QUERIES
 from penstock.runtime.errors import FlowError
 from penstock.runtime.sinks import SinkContext
 from tests.apps.nexmark_reference import answers, settled
+from tests.apps.parsed import parsed
 
 
-def options(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    app.APP.add_options(parser)
-    parser.add_argument("--name", default="nexmark")
-    return parser.parse_args(arguments)
+def options(*arguments: str) -> SimpleNamespace:
+    return parsed(app.APP, *arguments)
 
 
 @pytest.mark.parametrize("query", ["q2", "q5", "q9"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from penstock.apps.rides.city import TIME_MS, Location, Locations, Request, Requ
 from penstock.apps.rides.topology import POSTS, all_posts, matches, topology
 from penstock.runtime.errors import FlowError
 from penstock.runtime.records.key_groups import key_groups
+from tests.apps.parsed import parsed
 from tests.apps.rides_checker import expected
 
 SKEW_MS = 2_000
@@ -127,11 +128,8 @@ def test_every_key_group_has_a_post() -> None:
 # --- the command -----------------------------------------------------------------------------------------------
 
 
-def options(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    app.APP.add_options(parser)
-    parser.add_argument("--name", default="rides")
-    return parser.parse_args(arguments)
+def options(*arguments: str) -> SimpleNamespace:
+    return parsed(app.APP, *arguments)
 
 
 def test_lines_have_two_forms() -> None:

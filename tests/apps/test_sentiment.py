@@ -3,12 +3,12 @@ the order of arrival, failures and shuffles."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from penstock.apps.sentiment import app, steps
 from penstock.apps.sentiment.topology import topology
 from penstock.apps.sentiment.tweets import TIME_MS, Tweet, Tweets
 from penstock.runtime.errors import FlowError
+from tests.apps.parsed import parsed
 
 pytest.importorskip("textblob", reason="TextBlob is not installed (pip install 'penstock-streaming[sentiment]')")
 pytest.importorskip("simplemma", reason="simplemma is not installed (pip install 'penstock-streaming[sentiment]')")
@@ -158,11 +159,8 @@ def test_the_answers_are_the_same_after_failures() -> None:
 # --- the command -----------------------------------------------------------------------------------------------
 
 
-def options(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    app.APP.add_options(parser)
-    parser.set_defaults(name="sentiment")
-    return parser.parse_args(arguments)
+def options(*arguments: str) -> SimpleNamespace:
+    return parsed(app.APP, *arguments)
 
 
 def test_the_packaged_file_is_what_the_generator_makes() -> None:

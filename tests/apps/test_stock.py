@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from penstock.apps.stock.book import Trade
 from penstock.apps.stock.orders import TIME_MS, Order, Orders, is_valid
 from penstock.apps.stock.topology import LATE, match, topology
 from penstock.runtime.errors import FlowError
+from tests.apps.parsed import parsed
 from tests.apps.stock_checker import expected, volumes
 
 SKEW_MS = 1_500
@@ -115,11 +116,8 @@ def test_an_order_that_comes_too_late_is_not_matched() -> None:
 # --- the command -----------------------------------------------------------------------------------------------
 
 
-def options(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    app.APP.add_options(parser)
-    parser.add_argument("--name", default="stock")
-    return parser.parse_args(arguments)
+def options(*arguments: str) -> SimpleNamespace:
+    return parsed(app.APP, *arguments)
 
 
 def test_lines_have_two_forms() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import pickle
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -34,6 +34,7 @@ from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import SinkContext, SinkWriter
 from penstock.runtime.sources import SourceContext
 from penstock.runtime.sources.base import share
+from tests.apps.parsed import parsed
 
 S = 1_000_000_000
 SEEDS = st.sampled_from([0, 1, 7])
@@ -538,17 +539,14 @@ def test_what_waited_for_the_job_s_start_is_no_latency(begin_ms: int, line: str)
     if begin_ms < 0:
         rows[0] = ("a", start, 1, start + 10_007)
     running = {"started_ms": start + begin_ms - 2_000, "uptime_s": 40.0, "running_s": 38.0}
-    assert ysb._latency(running, rows, source, argparse.Namespace(store_every=0.0)).startswith(line)
+    assert ysb._latency(running, rows, source, SimpleNamespace(store_every=0.0)).startswith(line)
 
 
 # --- the command -----------------------------------------------------------------------------------------------
 
 
 def built(*arguments: str) -> Any:
-    parser = argparse.ArgumentParser()
-    ysb.APP.add_options(parser)
-    parser.add_argument("--name", default="ysb")
-    return ysb.APP.build(parser.parse_args(arguments))
+    return ysb.APP.build(parsed(ysb.APP, *arguments))
 
 
 def source_of(*arguments: str) -> EventSource:
@@ -614,7 +612,7 @@ def test_a_wrong_count_is_noticed() -> None:
 
 def test_only_a_whole_run_is_checked() -> None:
     status = {"operators": {"join": {"records_out": 5}}, "records_read": 20}
-    options = argparse.Namespace(check=True, store_every=0.0)
+    options = SimpleNamespace(check=True, store_every=0.0)
     lines = list(ysb._results(status, [], EventSource(Events(), limit=30), options))
     assert lines[-1] == "check: left out, as the job was stopped before its end"
     assert "5 views came too late" in lines[-2]

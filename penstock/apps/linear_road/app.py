@@ -7,14 +7,17 @@ second in which the car has reported or asked. Files have the format of the benc
 
 from __future__ import annotations
 
-import argparse
 import glob
 import time
 from collections import Counter
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
-from penstock.apps.app import App, Built, Status, above_zero_or_max, count, packaged, seconds
+import click
+
+from penstock.apps.app import App, Built, Status, above_zero_or_max, packaged
+from penstock.apps.command_line import Options, count, seconds
 from penstock.apps.few import SHOWN, Few
 from penstock.apps.latest import Latest
 from penstock.apps.linear_road.source import TrafficSource
@@ -99,31 +102,34 @@ def _quantile(delays: Counter[int], share: float) -> int:
     return max(delays)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--xways", metavar="N", type=count, default=1, help="number of expressways (1)")
-    parser.add_argument(
+def _add_options(parser: Options) -> None:
+    parser.add("--xways", metavar="N", type=count, default=1, help="number of expressways (1)")
+    parser.add(
         "--seconds",
         metavar="S",
         type=count,
         default=_SECONDS,
         help=f"seconds of traffic ({_SECONDS}); the benchmark has {DURATION_S}",
     )
-    parser.add_argument(
+    parser.add(
         "--speed",
         metavar="F",
         type=above_zero_or_max("speed"),
         default=_SPEED,
         help=f"seconds of traffic in a second, or 'max' ({_SPEED:g}); the benchmark has 1",
     )
-    parser.add_argument(
-        "--pace", choices=sorted(PACES), default=_PACE, help=f"of the traffic ({_PACE}); the benchmark has default"
+    parser.add(
+        "--pace",
+        type=click.Choice(sorted(PACES)),
+        default=_PACE,
+        help=f"of the traffic ({_PACE}); the benchmark has default",
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the random traffic (0)")
-    parser.add_argument("--sample", action="store_true", help="read the small file that is part of the package")
-    parser.add_argument(
+    parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random traffic (0)")
+    parser.add("--sample", is_flag=True, help="read the small file that is part of the package")
+    parser.add(
         "--input", metavar="GLOB", help="read files of the benchmark's format, each of which is in order of time"
     )
-    parser.add_argument(
+    parser.add(
         "--lateness",
         metavar="S",
         type=seconds,
@@ -132,7 +138,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Built:
+def _build(options: SimpleNamespace) -> Built:
     if options.sample and options.input is not None:
         raise FlowError("--sample reads the file of the package; leave out --input")
     pattern = str(packaged("linear_road.dat")) if options.sample else options.input

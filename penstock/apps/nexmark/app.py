@@ -9,10 +9,13 @@ counts by the clock.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
+from types import SimpleNamespace
 
-from penstock.apps.app import App, Built, Status, add_load_options, count, described_rate
+import click
+
+from penstock.apps.app import App, Built, Status, add_load_options, described_rate
+from penstock.apps.command_line import Options, count
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.nexmark.events import RATE, Events
 from penstock.apps.nexmark.queries import QUERIES
@@ -40,12 +43,12 @@ def _about(query: str) -> str:
     return (QUERIES[query].__doc__ or "").splitlines()[0].rstrip(".")
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--query", metavar="Q", choices=list(QUERIES), default="q5", help="one of q0 to q22 (q5)")
+def _add_options(parser: Options) -> None:
+    parser.add("--query", metavar="Q", type=click.Choice(list(QUERIES)), default="q5", help="one of q0 to q22 (q5)")
     add_load_options(parser, rate=_RATE, duration=f"{_DURATION_S:g}")
-    parser.add_argument("--events", metavar="N", type=count, help="end after so many events, instead of --duration")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the random events (0)")
-    parser.add_argument(
+    parser.add("--events", metavar="N", type=count, help="end after so many events, instead of --duration")
+    parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random events (0)")
+    parser.add(
         "--skew",
         metavar="MS",
         type=int,
@@ -54,7 +57,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Built:
+def _build(options: SimpleNamespace) -> Built:
     if options.events is not None and options.duration is not None:
         raise FlowError("--events and --duration both say when to end; give one of them")
     rate = options.rate or _RATE

@@ -9,10 +9,11 @@ where the ride ends), or (request, lon, lat, time_ms).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
+from types import SimpleNamespace
 
-from penstock.apps.app import App, Built, Status, above_zero_or_max, count, packaged, seconds
+from penstock.apps.app import App, Built, Status, above_zero_or_max, packaged
+from penstock.apps.command_line import Options, count, seconds
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.rides.city import EVERY_S, REQUESTS_PER_S, Location, Locations, Requests
 from penstock.apps.rides.topology import RADIUS_M, topology
@@ -54,40 +55,40 @@ def parse_request(line: str) -> Location:
     )
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _add_options(parser: Options) -> None:
+    parser.add(
         "--rate",
         metavar="R",
         type=above_zero_or_max("rate"),
         default=REQUESTS_PER_S,
         help=f"requests a second, or 'max': all of --duration as fast as possible ({REQUESTS_PER_S:g})",
     )
-    parser.add_argument("--drivers", metavar="N", type=count, default=_DRIVERS, help=f"number of drivers ({_DRIVERS})")
-    parser.add_argument(
+    parser.add("--drivers", metavar="N", type=count, default=_DRIVERS, help=f"number of drivers ({_DRIVERS})")
+    parser.add(
         "--every",
         metavar="S",
         type=seconds,
         default=EVERY_S,
         help=f"seconds between two locations of a driver ({EVERY_S:g})",
     )
-    parser.add_argument(
+    parser.add(
         "--radius",
         metavar="M",
         type=seconds,
         default=RADIUS_M,
         help=f"metres to the passenger that a driver is away at most ({RADIUS_M:g})",
     )
-    parser.add_argument(
+    parser.add(
         "--duration",
         metavar="S",
         type=seconds,
         help=f"seconds during which locations and requests come; 0: until Ctrl-C ({_DURATION_S:g})",
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the random city (0)")
-    parser.add_argument("--sample", action="store_true", help="read the small files that are part of the package")
-    parser.add_argument("--locations", metavar="FILE", help="read the locations of drivers from this file")
-    parser.add_argument("--requests", metavar="FILE", help="read the requests of passengers from this file")
-    parser.add_argument(
+    parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random city (0)")
+    parser.add("--sample", is_flag=True, help="read the small files that are part of the package")
+    parser.add("--locations", metavar="FILE", help="read the locations of drivers from this file")
+    parser.add("--requests", metavar="FILE", help="read the requests of passengers from this file")
+    parser.add(
         "--lateness",
         metavar="S",
         type=seconds,
@@ -96,7 +97,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Built:
+def _build(options: SimpleNamespace) -> Built:
     if (options.locations is None) != (options.requests is None):
         raise FlowError("--locations and --requests belong together; give both")
     if options.sample and options.locations is not None:
@@ -129,7 +130,7 @@ def _build(options: argparse.Namespace) -> Built:
     )
 
 
-def _from_files(options: argparse.Namespace) -> tuple[Source, Source, str]:
+def _from_files(options: SimpleNamespace) -> tuple[Source, Source, str]:
     if options.sample:
         paths = [str(packaged("rides_locations.csv")), str(packaged("rides_requests.csv"))]
     else:
@@ -138,7 +139,7 @@ def _from_files(options: argparse.Namespace) -> tuple[Source, Source, str]:
     return TextFiles(paths[0], parallel=False), TextFiles(paths[1], parallel=False), about
 
 
-def _generated(options: argparse.Namespace) -> tuple[Source, Source, str]:
+def _generated(options: SimpleNamespace) -> tuple[Source, Source, str]:
     if not options.every:
         raise FlowError("--every must be above 0 seconds")
     duration = _DURATION_S if options.duration is None else options.duration

@@ -6,22 +6,14 @@ A file has a JSON object in each line, with "number", "time_ms" and "text", in t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
+from types import SimpleNamespace
 
+import click
 import msgspec
 
-from penstock.apps.app import (
-    App,
-    Built,
-    Status,
-    above_zero_or_max,
-    add_load_options,
-    count,
-    described_rate,
-    packaged,
-    seconds,
-)
+from penstock.apps.app import App, Built, Status, above_zero_or_max, add_load_options, described_rate, packaged
+from penstock.apps.command_line import Options, count, seconds
 from penstock.apps.few import Few, told
 from penstock.apps.sentiment.topology import WINDOW_S, topology
 from penstock.apps.sentiment.tweets import ENGLISH_SHARE, RATE, Tweet, Tweets
@@ -56,30 +48,28 @@ def parse(line: str) -> Tweet:
     return tweet.number, tweet.time_ms, tweet.text
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: Options) -> None:
     add_load_options(parser, rate=_RATE, duration=f"{_DURATION_S:g}")
-    parser.add_argument("--tweets", metavar="N", type=count, help="end after so many tweets, instead of --duration")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the random tweets (0)")
-    parser.add_argument("--sample", action="store_true", help="read the small file that is part of the package")
-    parser.add_argument("--input", metavar="FILE", help="read tweets from this file, a JSON object in each line")
-    parser.add_argument(
-        "--window", metavar="S", type=seconds, default=WINDOW_S, help=f"seconds of each summary ({WINDOW_S:g})"
-    )
-    parser.add_argument(
+    parser.add("--tweets", metavar="N", type=count, help="end after so many tweets, instead of --duration")
+    parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random tweets (0)")
+    parser.add("--sample", is_flag=True, help="read the small file that is part of the package")
+    parser.add("--input", metavar="FILE", help="read tweets from this file, a JSON object in each line")
+    parser.add("--window", metavar="S", type=seconds, default=WINDOW_S, help=f"seconds of each summary ({WINDOW_S:g})")
+    parser.add(
         "--lateness",
         metavar="S",
         type=seconds,
         default=0.0,
         help="seconds by which lines of a file may be out of order (0)",
     )
-    parser.add_argument(
+    parser.add(
         "--shuffled",
-        action="store_true",
+        is_flag=True,
         help="distribute all records anew between any two steps, as in the paper; without it neighbours run as one",
     )
 
 
-def _build(options: argparse.Namespace) -> Built:
+def _build(options: SimpleNamespace) -> Built:
     if options.sample and options.input is not None:
         raise FlowError("--sample reads the file of the package; leave out --input")
     if not options.window:
@@ -122,14 +112,14 @@ def _build(options: argparse.Namespace) -> Built:
     )
 
 
-def _generated(options: argparse.Namespace) -> tuple[Source, str]:
+def _generated(options: SimpleNamespace) -> tuple[Source, str]:
     if options.tweets is not None and options.duration is not None:
         raise FlowError("--tweets and --duration both say when to end; give one of them")
     rate = options.rate or _RATE
     duration = _DURATION_S if options.duration is None and options.tweets is None else options.duration
     try:
         event_rate = above_zero_or_max("rate")(rate) or RATE
-    except argparse.ArgumentTypeError:
+    except click.BadParameter:
         raise FlowError(f"--rate {rate}: the times of tweets follow one rate; give a number, or max") from None
     tweets = Tweets(options.seed, rate=event_rate)
     source = Generator(tweets, None if rate == "max" else rate, limit=options.tweets, duration_s=duration or None)

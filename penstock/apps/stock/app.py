@@ -8,11 +8,12 @@ its orders is for a hundred, and no numbers, so the time of a line and its text 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from hashlib import blake2b
+from types import SimpleNamespace
 
-from penstock.apps.app import App, Built, Status, add_load_options, count, described_rate, packaged, seconds
+from penstock.apps.app import App, Built, Status, add_load_options, described_rate, packaged
+from penstock.apps.command_line import Options, count, seconds
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.stock.orders import RATE, SYMBOLS, Order, Orders
 from penstock.apps.stock.topology import LIFETIME_S, TOP, WINDOW_S, topology
@@ -41,24 +42,24 @@ def parse(line: str) -> Order:
     )
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: Options) -> None:
     add_load_options(parser, rate=_RATE, duration=f"{_DURATION_S:g}")
-    parser.add_argument("--orders", metavar="N", type=count, help="end after so many orders, instead of --duration")
-    parser.add_argument("--symbols", metavar="N", type=count, default=SYMBOLS, help=f"number of symbols ({SYMBOLS})")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the random orders (0)")
-    parser.add_argument("--sample", action="store_true", help="read the small file that is part of the package")
-    parser.add_argument("--input", metavar="FILE", help="read orders from this file")
-    parser.add_argument(
+    parser.add("--orders", metavar="N", type=count, help="end after so many orders, instead of --duration")
+    parser.add("--symbols", metavar="N", type=count, default=SYMBOLS, help=f"number of symbols ({SYMBOLS})")
+    parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random orders (0)")
+    parser.add("--sample", is_flag=True, help="read the small file that is part of the package")
+    parser.add("--input", metavar="FILE", help="read orders from this file")
+    parser.add(
         "--lifetime",
         metavar="S",
         type=seconds,
         default=LIFETIME_S,
         help=f"seconds for which an order rests; 0: for ever ({LIFETIME_S:g})",
     )
-    parser.add_argument(
+    parser.add(
         "--window", metavar="S", type=seconds, default=WINDOW_S, help=f"seconds of each traded volume ({WINDOW_S:g})"
     )
-    parser.add_argument(
+    parser.add(
         "--lateness",
         metavar="S",
         type=seconds,
@@ -67,7 +68,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build(options: argparse.Namespace) -> Built:
+def _build(options: SimpleNamespace) -> Built:
     if options.sample and options.input is not None:
         raise FlowError("--sample reads the file of the package; leave out --input")
     if not options.window:
@@ -108,7 +109,7 @@ def _build(options: argparse.Namespace) -> Built:
     )
 
 
-def _generated(options: argparse.Namespace) -> tuple[Source, str]:
+def _generated(options: SimpleNamespace) -> tuple[Source, str]:
     if options.orders is not None and options.duration is not None:
         raise FlowError("--orders and --duration both say when to end; give one of them")
     rate = options.rate or _RATE

@@ -165,11 +165,12 @@ def test_a_file_that_is_not_there_and_a_module_that_is_none(capsys: pytest.Captu
 
 
 def test_the_pace_of_one_s_own_generators(own_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["run", str(own_file), "--rate", "500:1s,10:1s", "--duration", "3", "--name", "other"]
-    options = cli._parser(cli._known_apps(arguments)).parse_args(arguments)
-    prepared = options.app.build(options)
-    assert (prepared.flow.name, options.workers) == ("other", 2)
-    assert "500/s for 1 s, 10/s for 1 s, limit=1,000, duration=3 s" in prepared.flow.explain(1)
+    arguments = [str(own_file), "--rate", "500:1s,10:1s", "--duration", "3", "--name", "other"]
+    assert cli.main(["explain", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("flow other\n")
+    assert "on 2 workers" in out
+    assert "500/s for 1 s, 10/s for 1 s, limit=1,000, duration=3 s" in out
     own_file.write_text(
         "import penstock as ps\nflow = ps.Flow('a')\nflow.read(ps.sources.Memory([])).write(ps.sinks.Null())"
     )

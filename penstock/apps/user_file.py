@@ -1,4 +1,4 @@
-"""A user's own flow as an application of the command: `penstock run orders.py:flow`, or `module:flow`.
+"""Loads a user's own flow as an application of the command: `penstock run orders.py:flow`, or `module:flow`.
 
 What is named is a Flow, or a function without arguments that returns one. A file with one flow needs no name, nor does
 a file without any that has one function which says that it returns one: `def build() -> penstock.Flow`.
@@ -10,7 +10,6 @@ the file no more. A module named by its import path has to be importable by the 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib
 import importlib.util
@@ -20,7 +19,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from penstock.apps.app import App, Built, Status, add_load_options, described_rate
@@ -39,14 +38,14 @@ def is_meant(target: str) -> bool:
     return ":" in target or target.endswith(".py")
 
 
-def own_app(target: str) -> App:
-    """The application that a target such as orders.py:flow names. Raises FlowError when there is no flow."""
+def user_app(target: str) -> App:
+    """Returns the application that a target such as orders.py:flow names. Raises FlowError when there is no flow."""
     flow = _flow(target)
     return App(
         target,
         f"the flow {flow.name!r} of {target}",
-        lambda parser: add_load_options(parser, rate="as the flow has it", duration="as the flow has it"),
-        lambda options: _prepared(flow, target, options),
+        lambda options: add_load_options(options, rate="as the flow has it", duration="as the flow has it"),
+        lambda options: _built(flow, target, options),
         default_name=flow.name,
     )
 
@@ -143,7 +142,7 @@ def _module(name: str) -> ModuleType:
 
 @contextmanager
 def _running_users(failure: str) -> Iterator[None]:
-    """Raises a FlowError in place of what the user's code raises within, which may be anything."""
+    """Raises a FlowError in place of each error of the user's code within, which may be of any type."""
     try:
         yield
     except PenstockError:
@@ -161,7 +160,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{where}{hint}"
 
 
-def _prepared(flow: Flow, target: str, options: argparse.Namespace) -> Built:
+def _built(flow: Flow, target: str, options: SimpleNamespace) -> Built:
     flow = copy.copy(flow)
     flow.graph = copy.copy(flow.graph)
     flow.graph.operators = dict(flow.graph.operators)

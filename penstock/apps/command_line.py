@@ -1,0 +1,331 @@
+"""The parts of the `penstock` command: its subcommands, their options, and the messages about wrong ones.
+
+The options of a job are made from their definition in jobs/options.py; the applications add theirs with `Options`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import click
+
+from penstock.host.process.network import TRANSPORTS
+from penstock.jobs.options import About, described, shown_default
+from penstock.placement.options import METHODS
+from penstock.runtime.errors import FlowError, OptionError, PenstockError, shorten
+from penstock.runtime.storage import filesystems
+
+_METAVARS = {"seconds": "S", "bytes": "B", "count": "N", "CPUs": "N", "place": "URL", "": "TEXT"}
+_WIDTH = 110
+
+
+# --- values ------------------------------------------------------------------------------------------------------
+
+
+def count(text: str) -> int:
+    """Reads a whole number of 1 or more from the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise click.BadParameter(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Reads a time of 0 seconds or more from the command line."""
+    return _not_negative(text, "a number of seconds")
+
+
+def part(text: str) -> float:
+    """Reads a fraction of 0 or more from the command line."""
+    return _not_negative(text, "a number of 0 or more, such as 0.1")
+
+
+def _not_negative(text: str, kind: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise click.BadParameter(f"{text!r} is not {kind}")
+    return value
+
+
+def place(text: str) -> str:
+    """Reads a directory or URL from the command line, in a form that other processes understand too."""
+    try:
+        path = filesystems.local_path(text)
+    except filesystems.BadPlace as error:
+        raise click.BadParameter(str(error)) from None
+    return text if path is None else os.path.abspath(os.path.expanduser(path))
+
+
+# --- commands ----------------------------------------------------------------------------------------------------
+
+
+class Options(list[click.Option]):
+    """The options of a command, in the order in which its help lists them."""
+
+    def add(self, flag: str, *, type: Callable[[str], Any] | click.Choice[str] | None = None, **settings: Any) -> None:
+        """Adds an option. `type` reads its text, and raises click.BadParameter."""
+        if settings.get("is_flag"):
+            settings.setdefault("default", False)
+        read = type if type is None or isinstance(type, click.Choice) else _reading_text(type)
+        self.append(click.Option(flag.split(), type=read, **settings))
+
+
+def _reading_text(read: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Returns a function that reads texts and lets other values, which are defaults, be."""
+    return lambda value: read(value) if isinstance(value, str) else value
+
+
+class _Looks(click.Command):
+    """Shows usage, options and examples as users of the command see them."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        settings.update(context_settings={"max_content_width": _WIDTH}, add_help_option=False)
+        super().__init__(*args, **settings)
+        self.params.append(shows("-h --help", "show this message", click.Context.get_help))
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)), "usage: ")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                sections.setdefault(getattr(param, "heading", "Options"), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.epilog:
+            formatter.write(f"\n{self.epilog}")
+
+
+class Command(_Looks):
+    """A command whose callback gets its options as attributes of one object."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeats an option that may have several values before each of them, as a shell writes `*.txt` out."""
+        many = {flag for param in self.params if param.multiple for flag in param.opts}
+        given: list[str] = []
+        flag = None
+        for word in args:
+            if word.startswith("-"):
+                flag = word if word in many else None
+            elif flag is not None and given[-1] != flag:
+                given.append(flag)
+            given.append(word)
+        return super().parse_args(ctx, given)
+
+
+class Group(_Looks, click.Group):
+    """A command that has further commands."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        settings.update(no_args_is_help=False)
+        super().__init__(*args, **settings)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+def command(
+    name: str,
+    action: Callable[[SimpleNamespace], int],
+    brief: str,
+    *params: click.Parameter,
+    about: str | None = None,
+    **fixed: Any,
+) -> Command:
+    """Returns a command that calls the action with its options. `brief`: one line about it, for lists; `about`: for its
+    own help. `fixed`: further attributes of the options."""
+    debug = click.Option(["--debug"], is_flag=True, help="show the traceback of an error")
+    return Command(
+        name,
+        callback=lambda **given: action(SimpleNamespace(**fixed, **given)),
+        params=[*params, debug],
+        short_help=brief,
+        help=about or f"{brief[:1].upper()}{brief[1:]}.",
+    )
+
+
+def shows(flags: str, help: str, text: Callable[[click.Context], str]) -> click.Option:
+    """Returns an option that shows a text and ends the command."""
+
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            with output():
+                print(text(ctx))
+            ctx.exit()
+
+    return click.Option(flags.split(), is_flag=True, is_eager=True, expose_value=False, callback=show, help=help)
+
+
+def words(metavar: str, *kinds: Callable[[str], Any]) -> click.Argument:
+    """Returns the arguments of a command for a running job, as `options.words`: the job's name, or None where it is
+    left out, and a value of each kind."""
+
+    def read(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> list[Any]:
+        if not len(kinds) <= len(given) <= len(kinds) + 1:
+            raise click.UsageError(f"it takes the arguments {metavar}", ctx)
+        rest = given[len(given) - len(kinds) :]
+        name = given[0] if len(given) > len(kinds) else None
+        return [name, *(kind(word) for kind, word in zip(kinds, rest, strict=True))]
+
+    return click.Argument(["words"], nargs=-1, metavar=metavar, callback=read)
+
+
+def what_is_wrong(error: click.UsageError) -> str:
+    """Returns the usage of a command, and the mistake in its line."""
+    usage = "" if error.ctx is None else f"{error.ctx.get_usage()}\n"
+    if isinstance(error, click.NoSuchOption):
+        guess = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+        return f"{usage}penstock: unrecognized arguments: {error.option_name}{guess}"
+    message = error.format_message()
+    if isinstance(error, click.BadParameter) and error.message and isinstance(error.param, JobOption | click.Argument):
+        message = error.message  # it names the option, or shows the argument
+    return f"{usage}penstock: {message[:1].lower()}{message[1:]}"
+
+
+@contextmanager
+def output() -> Iterator[None]:
+    """Surrounds everything that prints results, and writes them to the end. A reader that has gone wants no more
+    results, so this is no failure; any other error is raised as a PenstockError."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        # The interpreter writes at its end what is left.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        if not isinstance(error, BrokenPipeError):
+            raise PenstockError(f"the results cannot be written to standard output: {error.strerror}") from error
+
+
+# --- the options of a job ----------------------------------------------------------------------------------------
+
+
+class JobOption(click.Option):
+    """An option of a job, which help lists under the heading of its group."""
+
+    def __init__(self, flags: list[str], about: About, **settings: Any) -> None:
+        super().__init__(flags, **settings)
+        self.heading = about.group
+
+
+def spelled(option: str, *value: object) -> str:
+    """Returns an option of `run` or `resume`, and its value if there is one, as users of the command write it."""
+    flag = f"--{option.removesuffix('_s').replace('_', '-')}"
+    if not value or value[0] is True:
+        return flag
+    given = value[0]
+    if isinstance(given, tuple):  # a range of ports
+        given = "-".join(map(str, given))
+    if given is None:  # which turns epochs off in `run`
+        given = 0
+    return f"{flag} {given:g}" if isinstance(given, float) else f"{flag} {shlex.quote(str(given))}"
+
+
+class _OfJob(click.ParamType):  # type: ignore[type-arg]  # older versions of click take no argument
+    """Reads the text of an option of a job, and checks it as `run` does."""
+
+    name = "option"
+
+    def __init__(self, option: str, about: About) -> None:
+        self._option = option
+        self._about = about
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            read = self._read(value)
+            if self._option == "epoch_interval_s" and read == 0:
+                return read
+            return self._about.check(read, self._option)
+        except OptionError as error:
+            self.fail(error.spelled(spelled), param, ctx)
+        except FlowError as error:
+            self.fail(f"{spelled(self._option, value)}; {str(error).partition('; ')[2]}", param, ctx)
+        except ValueError:
+            kind = "a whole number" if self._about.unit in ("count", "bytes") else "a number"
+            self.fail(f"{spelled(self._option, value)}; it must be {kind}", param, ctx)
+
+    def _read(self, text: str) -> Any:
+        if self._option == "ports":
+            first, _, last = text.partition("-")
+            if not (first.isdecimal() and last.isdecimal()):
+                raise FlowError(f"ports={shorten(text)}; it must be the first and the last port, such as 20000-20999")
+            return int(first), int(last)
+        if self._about.unit == "place":
+            return place(text)
+        if self._about.unit in ("count", "bytes") or (self._option == "trees" and text.isdecimal()):
+            return int(text)
+        if self._about.unit in ("seconds", "CPUs") and text != "auto":
+            return float(text)
+        return text
+
+
+def of_job(*names: str, **defaults: Any) -> list[click.Option]:
+    """Returns the options of a job with these names, and without names all options that a text can set. An option that
+    is not given is None. `defaults`: other defaults than those of `run`."""
+    made: list[click.Option] = []
+    for name, default, about in described():
+        if name == "spark" or (names and name not in names):
+            continue
+        flag = spelled(name)
+        if isinstance(default, bool):
+            pair = f"{flag}/--no-{flag[2:]}" if default else flag
+            made.append(JobOption([pair, name], about, is_flag=True, default=None, help=about.sentence))
+            if name == "tls" and not names:
+                made.append(_tls_files(about))
+            continue
+        of = defaults.get(name, default)
+        shown = str(of) if name in defaults else shown_default(default, about)
+        choices = {"placement": METHODS, "transport": TRANSPORTS}.get(name)
+        made.append(
+            JobOption(
+                [flag, name],
+                about,
+                metavar="FIRST-LAST" if name == "ports" else _METAVARS[about.unit],
+                type=_OfJob(name, about) if choices is None else click.Choice(choices),
+                default=defaults.get(name),
+                help=f"{about.sentence} ({shown})",
+            )
+        )
+    return made
+
+
+def given_of_job(options: SimpleNamespace) -> dict[str, Any]:
+    """Returns the options of a job that were given on the command line, for JobOptions."""
+    names = [name for name, _, _ in described()]
+    given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
+    if getattr(options, "tls_files", None) is not None:
+        from penstock.runtime.transport.certificates import Tls
+
+        given["tls"] = Tls(*options.tls_files)
+    if given.get("epoch_interval_s") == 0:
+        given["epoch_interval_s"] = None
+    return given
+
+
+def _tls_files(about: About) -> click.Option:
+    return JobOption(
+        ["--tls-files"],
+        about,
+        metavar="CERTIFICATE KEY AUTHORITY",
+        nargs=3,
+        help="encrypt it by these files, which are at the same place on all machines",
+    )
