@@ -27,6 +27,7 @@ ENTRIES = (
     "tests.epochs.planted_relays",
     "tests.epochs.planted_inputs",
     "tests.bridge.planted_scheduler",
+    "tests.epochs.planted_order",
     "tests.benchmarks.planted",
     "tests.multicast.planted",
     "tests.transport.planted",

@@ -144,7 +144,6 @@ class CheckedScheduler(ParadigmScheduler):
         return self._of.checked(lambda: super(CheckedScheduler, self).refused(now * PACE, number, why))
 
     def plan_changed(self, plan: Plan) -> list[Command]:
-        self._of.checks.plan = plan
         return self._of.checked(lambda: super(CheckedScheduler, self).plan_changed(plan))
 
 
@@ -177,8 +176,6 @@ class SimulatedSpark:
         self._reports: dict[int, Report] = {}  # of the last look
         self._looking = False
         self._over = False
-        #: What a check has found. The JobHost takes it for a fault of the scheduler, which it survives.
-        self.fault: Exception | None = None
 
     def schedule(self, plan: Plan) -> ParadigmScheduler:
         """Makes the scheduler of the JobHost."""
@@ -226,10 +223,11 @@ class SimulatedSpark:
 
     def looks(self, now: float, loads: Mapping[int, Sequence[TaskLoad]]) -> None:
         """The scheduler is about to look."""
+        self.checks.plan = self._cluster.host.plan
         lives = self._cluster.host.lives
         for message, (worker, incarnation) in self._at.items():
             if lives.incarnation(worker) != incarnation:
-                self.fault = AssertionError(f"{message} to worker {worker} is never answered")
+                self._cluster.fault = AssertionError(f"{message} to worker {worker} is never answered")
         self.checks.looks(0.0 if self._looked_s is None else now - self._looked_s, loads)
         self._looked_s = now
 
@@ -260,7 +258,7 @@ class SimulatedSpark:
                     cluster.counts["switches to Spark"] += 1
                     self._check_in_spark(chain)
         except Exception as error:
-            self.fault = error
+            cluster.fault = error
             raise
         if states != self._told:
             self._told = states

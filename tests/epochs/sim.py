@@ -22,8 +22,9 @@ inboxes that it knew: it processes, writes to sinks and saves snapshots, but doe
 Some jobs are told to stop with a savepoint, whatever else happens to them, and are then started from it: the records of
 both together must be those of a run without faults.
 
-In some jobs chains go to Spark and back. In most of these it is chance that sends them; in others a ParadigmScheduler
-decides, with a simulated Spark (tests/bridge/simulated_spark.py).
+In half of the jobs chains go to Spark and back, by calls of the JobHost like all others. In most of these jobs it is
+chance that sends them (tests/bridge/chance_scheduler.py); in the others a ParadigmScheduler decides, with a simulated
+Spark (tests/bridge/simulated_spark.py).
 
     cluster = EpochCluster(epoch_flow(7), 7, faults_of(7))
     cluster.run()          # raises what a check found (tests/epochs/checks.py), or Stuck
@@ -49,6 +50,7 @@ import pyarrow as pa
 from penstock.bridge.burst import Mode
 from penstock.bridge.commands import SparkCommand
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
+from penstock.bridge.paradigm_scheduler import ParadigmScheduler
 from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
 from penstock.host.decide import commands as host_commands
 from penstock.host.decide.job_host import Found, HostOptions, JobHost
@@ -63,7 +65,7 @@ from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, 
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.ends import Write
-from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
+from penstock.runtime.operators.micro_batch import Bridge, MicroBatchResult
 from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.plan import Plan, fused_by_key
 from penstock.runtime.relaying.relay_map import RelayMap
@@ -74,6 +76,7 @@ from penstock.runtime.worker.blackbox import Crash, Note
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.wiring import Wiring
+from tests.bridge.chance_scheduler import ChanceScheduler
 from tests.bridge.simulated_spark import SimulatedSpark, Spark
 from tests.epochs.checks import Checks, reference
 from tests.epochs.dict_files import DictFiles
@@ -771,6 +774,9 @@ class EpochCluster:
         self.host: JobHost
         self._looked_at = self.first_plan  # the plan that the checks know
         self.spark: SimulatedSpark | None = None
+        self.chance: ChanceScheduler | None = None
+        #: What a check in the scheduler has found. The JobHost survives it, as all faults of the scheduler.
+        self.fault: Exception | None = None
         self.checks = Checks(self)
         self._new_master()
 
@@ -826,6 +832,7 @@ class EpochCluster:
         if faults.paradigms is not None:
             rng = random.Random(f"Spark {self.seed} {self.masters}")
             self.spark = SimulatedSpark(self, faults.paradigms, faults.spark_trouble, rng)
+        self.chance = None
         self.answered_from = self.requests  # what an earlier master was asked died with it
         self.remembered.clear()
         self.host = JobHost(
@@ -844,7 +851,7 @@ class EpochCluster:
             found,
             # What an earlier life has made may still be about: no number may be used again.
             earlier=1000 * self.masters if self.masters > 1 else 0,
-            schedule=None if self.spark is None else self.spark.schedule,
+            schedule=self._scheduler,
             decided=self._decided,
         )
         self._looked_at = self.plan
@@ -867,6 +874,19 @@ class EpochCluster:
         self._do(self.host.start(self.now))
         if self.halting is not None:  # the driver asks again
             self._halt()
+
+    @property
+    def _scheduler(self) -> Callable[[Plan], ParadigmScheduler] | None:
+        """What makes the scheduler of a JobHost that uses Spark."""
+        if self.spark is not None:
+            return self.spark.schedule
+
+        def by_chance(plan: Plan) -> ChanceScheduler:
+            rng = random.Random(f"diversions {self.seed} {self.masters}")
+            self.chance = ChanceScheduler(plan, rng, lambda what: setattr(self, "fault", AssertionError(what)))
+            return self.chance
+
+        return by_chance if self.faults.diversions else None
 
     def _forget_after(self, epoch: int) -> None:
         """Another master cannot begin before later epochs are deleted, and does nothing else until then."""
@@ -964,8 +984,8 @@ class EpochCluster:
 
     def _do(self, commands: list[host_commands.HostCommand]) -> None:
         """Carry out what the JobHost commands."""
-        if self.spark is not None and self.spark.fault is not None:
-            raise self.spark.fault
+        if self.fault is not None:
+            raise self.fault
         said: set[str] = set()
         for command in commands:
             if isinstance(command, host_commands.Call):
@@ -1029,6 +1049,8 @@ class EpochCluster:
         assert not open_, f"requests {sorted(open_)} never got a reply"
         if self.spark is not None:
             self.spark.close()
+        if self.fault is not None:
+            raise self.fault
         if end.state == "FAILED" and "no older epoch" in (end.error or ""):
             self.failed = self.over = True
             return
@@ -1406,9 +1428,9 @@ class EpochCluster:
             future = loop.call(lambda: self._use_relays(process, call.arguments[0]))
         elif call.method == "divert":
             divert, _, _ = call.arguments
-            assert self.spark is not None
             try:
-                bridge = _Bridge(self, process, self.spark.bridge(process, divert.life))
+                spark = None if self.spark is None else self.spark.bridge(process, divert.life)
+                bridge = _Bridge(self, process, spark)
             except ConnectionError as error:
                 gone = Refused(error)
                 self._answer(process, lambda: self.host.refused(*_whose(process, call), gone, self.now))
@@ -1773,8 +1795,8 @@ class EpochCluster:
                 self._ask_for_status()
             if masters and faults.hangs and self.others.random() < 50 * faults.hangs:
                 self._hangs()
-            if faults.diversions and random_() < 50 * faults.diversions:
-                self._divert()
+            if masters and self.chance is not None and random_() < 50 * faults.diversions:
+                self._look_at_load()
             if self.nodes.several:
                 self.nodes.turn()
                 if self.over:
@@ -1864,28 +1886,14 @@ class EpochCluster:
             return False
         return self._pass(process)
 
-    def _divert(self) -> None:
-        """Send a chain's input in some process through the operation stream, or take it back."""
-        if not self.live:
-            return
-        rng = self.rng
-        process = rng.choice(self.live)
-        plan = process.loop.wiring.plan
-        forms = {chain.index: form for chain in plan.chains if isinstance(form := range_form(plan, chain), RangeForm)}
-        tasks = [task for task in process.loop.tasks if task.task.chain in forms]
-        if not tasks:
-            return
-        process.inbox.quiet = False
-        task = rng.choice(tasks)
-        if rng.random() < 0.2:
-            process.loop.undivert(task.task.chain)
-            return
-        form = forms[task.task.chain]
-        interval_s, rows = rng.choice((0.0, 0.0, 0.003)), rng.choice((1, 2, 4, 30))
-        inner = [n + (form.source is not None) for n in range(1, len(form.operators))]
-        position = self.rng.choice([form.position, form.position, *inner])
-        divert = DivertRequest(form.chain, position, interval_s, False, rows)
-        process.loop.divert(divert, _Bridge(self, process))
+    def _look_at_load(self) -> None:
+        """Some workers tell their load, by which chance sends a chain to Spark, or takes it back."""
+        assert self.chance is not None
+        running = self.host.running
+        for number, worker in self.chance.open.items():
+            assert worker in running, f"message {number} to worker {worker} is never answered"
+        told = {p.worker: p.loop.load() for p in self.live if p.ready and self.others.random() < 0.7}
+        self._do(self.host.looked(self.now, told, self.now))
 
     def _late(self, process: Process) -> None:
         for queue in (process.answers, process.said):
