@@ -66,10 +66,9 @@ class Exchange:
         came = 0
         sender, source = self.sender, self.loops[0]
         for batch in batches:
-            for output in sender._main:
-                output.emit(batch, 1)
-            sender._flush_outputs()
-            if sender._flush_channels():
+            sender.outputs.emit(batch)
+            sender.outputs.flush_combiners()
+            if sender.outputs.flush():
                 raise WrongResult("the sender has no credit, although all that it sends is taken up")
             for loop in self.loops[1:]:
                 loop.deliver(loop.transport.receive(0))

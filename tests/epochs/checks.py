@@ -379,7 +379,7 @@ class Checks:
 
     def not_held_up(self, task: Task) -> None:
         """A task that has just tried to send is blocked."""
-        for log in task._waiting:
+        for log in task.outputs.waiting:
             assert any(channel.connected for channel in log.channels), (
                 f"{task.name} is held up by one that is taken back"
             )

@@ -39,6 +39,7 @@ from penstock.runtime.state.keyed import (
     SavedState,
 )
 from penstock.runtime.state.timers import Timers
+from penstock.runtime.worker.passage import Passage
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
@@ -444,15 +445,15 @@ def _watermark_overtakes() -> Any:
     return _patch(OutLog, "watermark", lambda self, value: self.queue.appendleft((Watermark(value), 0)))
 
 
-@planted_fault("penstock/runtime/worker/task.py", Seeds(4))
+@planted_fault("penstock/runtime/worker/passage.py", Seeds(4))
 def _end_of_time_before_the_end() -> Any:
     """A task whose inputs have ended says so before it says its last records."""
 
-    def advance_to(self: Task, mark: Any) -> Any:
-        self._stamp, self._mark_in = self.clock(), mark
-        return self._advance()
+    def advance_to(self: Passage, mark: Any) -> Any:
+        self.mark_in = mark
+        return self.advance()
 
-    return _patch(Task, "advance_to", advance_to)
+    return _patch(Passage, "advance_to", advance_to)
 
 
 @planted_fault(
@@ -721,8 +722,8 @@ def _says_that_it_stops() -> Any:
     """A task that is to migrate continues after its barrier."""
     save = Task._save
 
-    def goes_on(self: Task, epoch: int, finished: bool) -> None:
-        save(self, epoch, finished)
+    def goes_on(self: Task, epoch: int, finished: bool, own: Any = None) -> None:
+        save(self, epoch, finished, own)
         self._life.move("unpark")
 
     return _patch(Task, "_save", goes_on)

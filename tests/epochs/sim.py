@@ -1996,7 +1996,7 @@ class EpochCluster:
                         self.progress = self.steps
                 elif random_() < 0.1:
                     task.idle()
-                if task._waiting:
+                if task.blocked:
                     self.checks.not_held_up(task)
         if loop.wiring.catching_up and (whole or random_() < 0.5):
             places = [channel.next for _, channel in loop.wiring.catching_up.values()]

@@ -96,7 +96,7 @@ class Deadly(EpochCluster):
         """Records that an operator, or a function on the way to an operator, refused to take."""
         tasks = [task for process in self.processes.values() for task in process.loop.wiring.tasks.values()]
         refused = sum(stage.errors.skipped for task in tasks for stage in task.stages)
-        return refused + sum(sum(task.skipped_on_the_way().values()) for task in tasks)
+        return refused + sum(sum(task.outputs.skipped().values()) for task in tasks)
 
 
 def deadly(seed: int, poison: int, faults: Faults, records: int = 300, where: str = "operator") -> Deadly:

@@ -531,9 +531,9 @@ def test_one_silent_source_of_two_holds_up_no_window() -> None:
         cluster = Cluster(flow, {task.number: 0 for task in flow.plan().tasks}, seed=1, capacity=4096, window=1000)
         ticks = count(1)
         for task in cluster.tasks:
-            task.wall = lambda: next(ticks) / 1000  # whoever looks at the clock finds a millisecond gone
+            task.passage.wall = lambda: next(ticks) / 1000  # whoever looks at the clock finds a millisecond gone
             for stage in task.stages:
-                stage.context.wall = task.wall
+                stage.context.wall = task.passage.wall
         outputs = cluster.run()
     assert outputs[sink.channel] == [(0, start, start + 10, 10) for start in range(0, 100, 10)]
 

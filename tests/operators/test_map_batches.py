@@ -307,7 +307,7 @@ def test_a_barrier_lets_records_go_and_no_snapshot_holds_any() -> None:
     assert isinstance(source, SourceTask)
     while world.now < 50 * MS:
         world.turn(tasks)
-    assert batches.held == batches.stages[0].records_in >= 50
+    assert batches.passage.held == batches.stages[0].records_in >= 50
     assert not world.calls
     source.trigger(1)
     while len(world.snapshots) < 3:

@@ -314,7 +314,7 @@ class Ledger:
 
     def check_end(self) -> None:
         """Every channel carried what was pushed, watermarks too, once and in order, and then ended."""
-        channels = {channel.number for task in self._cluster.tasks for channel in task.channels}
+        channels = {channel.number for task in self._cluster.tasks for channel in task.outputs.channels}
         assert sorted(self.ended) == sorted(channels), "each channel must end exactly once"
         for number in channels:
             assert self.received[number] == self.pushed[number], f"channel {number} changed its records or their order"

@@ -984,10 +984,10 @@ def test_a_watermark_that_comes_while_records_gather_follows_them() -> None:
     inside.now = 1_000_000_000
     inside.run()
     assert inside.sizes == [5, 27]
-    assert inside.task._mark_in is None
+    assert inside.task.passage.mark_in is None
     inside.answer()
     inside.answer()
-    assert inside.task._mark_in == 2_000
+    assert inside.task.passage.mark_in == 2_000
     assert len(inside.out) == 32
 
 
@@ -1072,14 +1072,14 @@ def test_an_answer_passes_operators_that_gather_in_growing_parts() -> None:
     inside = Inside(batches=all_of)
     inside.divert(0.0, 5000, position=1)
     parts: list[int] = []
-    run = inside.task._run
+    run = inside.task.passage.run
 
     def noted(batch: Any, first: int) -> Any:
         if first == 1:
             parts.append(len(batch))
         return run(batch, first)
 
-    inside.task._run = noted  # type: ignore[method-assign]
+    inside.task.passage.run = noted  # type: ignore[method-assign]
     for count in (10, 2000):
         inside.receive(count)
         while inside.bridge.waiting:

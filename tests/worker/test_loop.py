@@ -374,7 +374,7 @@ def two_workers(epochs: bool) -> tuple[RunLoop, RunLoop, list[tuple[int, bytes]]
 def test_credit_of_another_generation_has_no_effect() -> None:
     """The receiver that grants it has been taken back, and the channel has forgotten what it had sent to it."""
     loop, _, _ = two_workers(True)
-    channel, other = loop.tasks[0].channels
+    channel, other = loop.tasks[0].outputs.channels
     sent = channel.outstanding
     assert sent == other.outstanding > 10
     for generation, left in ((1, sent), (0, sent - 10)):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,15 +48,13 @@ class Diverted:
         self.left = 1
         self.answered = 100
         self.now = 0
+        self.passage = SimpleNamespace(timer_due=lambda: False)
 
     def clock(self) -> int:
         self.now += 10**9
         return self.now
 
     def has_barrier_to_take(self) -> bool:
-        return False
-
-    def has_timer_due(self) -> bool:
         return False
 
     def own_state(self) -> None:
@@ -123,11 +121,12 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
     class Ending:
         task = SimpleNamespace(number=0, chain=0)
         finished = False
-        queued = busy_ns = gathered = answered = unprocessed = begun = 0
+        queued = busy_ns = gathered = answered = unprocessed = 0
+        passage = SimpleNamespace(begun=0, record_by_record=None)
         ages = LeastAges()
-        diversion_failed = record_by_record = None
+        diversion_failed = None
         stages: tuple[Any, ...] = ()
-        outputs: Mapping[Any, Any] = MappingProxyType({})
+        outputs = SimpleNamespace(all=list)
 
         def clock(self) -> int:
             return 0

@@ -96,7 +96,7 @@ def test_records_are_taken_one_by_one_from_the_first_on() -> None:
     task = stepped(opened())
     with pytest.raises(InvalidTransition, match="'take records one by one' came in state RUNNING"):
         task.run_record_by_record(None)  # type: ignore[arg-type]
-    assert task.record_by_record is None
+    assert task.passage.record_by_record is None
     ended = opened()
     ended.restore(1, {}, finished=True, whole_next=True)
     ended.run_record_by_record(None)  # type: ignore[arg-type]

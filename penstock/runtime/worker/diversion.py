@@ -174,7 +174,7 @@ class Diversion:
         if self._queue:
             if self._queue.ready():
                 return True
-        elif not self.stops and (self._is_over() or self.task.has_timer_due()):
+        elif not self.stops and (self._is_over() or self.task.passage.timer_due()):
             return True
         return not self.stops and (self._can_take_barrier() or self._can_leave() or self._can_gather())
 
@@ -199,7 +199,7 @@ class Diversion:
                     self.task.pass_diverted_barrier(head.epoch, head.own)
                     return None
                 if isinstance(head, Watermark):
-                    return self.task.advance_to(head.value)
+                    return self.task.passage.advance_to(head.value)
                 if head is not None:
                     return self._outputs(head)
             elif self.stops:
@@ -207,8 +207,8 @@ class Diversion:
             elif self._is_over():
                 self.task.all_answered()
                 return None
-            elif self.task.has_timer_due():
-                return self.task.fire()
+            elif self.task.passage.timer_due():
+                return self.task.passage.fire()
             if self.stops or not self._take():
                 return None
 

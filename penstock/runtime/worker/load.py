@@ -77,13 +77,13 @@ def task_load(task: Task) -> TaskLoad:
         "number": task.task.number,
         "chain": task.task.chain,
         "finished": task.finished,
-        "record_by_record": task.record_by_record is not None,
+        "record_by_record": task.passage.record_by_record is not None,
         "queued": task.queued + task.gathered,
         "backlog": backlog or 0,
         "backlog_known": backlog is not None,
         "backlog_full": task.has_full_buffer(),
         "under_way": 0 if diversion is None else diversion.records,
-        "begun": task.begun,
+        "begun": task.passage.begun,
         "sends": _sends(task, now),
         "ages": task.ages.recent(now),
         "at_ns": now,
@@ -100,7 +100,7 @@ def task_load(task: Task) -> TaskLoad:
 def _sends(task: Task, now: int) -> list[tuple[int, int, int, int]]:
     """Returns what TaskLoad says of what the task sends. Of an exchange to all, each receiver's copy counts."""
     found: dict[int, tuple[int, int, int]] = {}
-    for output in [output for outputs in list(task.outputs.values()) for output in list(outputs)]:
+    for output in task.outputs.all():
         made, held, stopped = found.get(output.target, (0, 0, 0))
         for log in output.logs:
             queued = log.queued()

@@ -136,9 +136,9 @@ class RunLoop:
         if self._in_hook is None:
             return None
         task, since = self._in_hook
-        if task.hook is None:
+        if task.passage.hook is None:
             return None
-        operator, name = task.hook
+        operator, name = task.passage.hook
         failure = None if self._failure is None else describe(self._failure).partition("\n")[0]
         return {"operator": operator, "name": name, "for_s": (self.clock() - since) / 1e9, "failure": failure}
 
@@ -203,7 +203,7 @@ class RunLoop:
                     )
                     for log in list(task.logs)
                 ],
-                "latency_us": {} if task.channels else task.latency.recent().sparse(),
+                "latency_us": {} if task.logs else task.latency.recent().sparse(),
             }
             for task in self.tasks
             if not task.finished
@@ -231,7 +231,7 @@ class RunLoop:
             if self.halted and self._cancelled_after is not None:
                 for task in self.wiring.tasks.values():
                     if task.opened:
-                        task.cancel(self._cancelled_after)
+                        task.passage.cancel(self._cancelled_after)
         except BaseException as error:
             self._failure = error
             raise
@@ -408,7 +408,7 @@ class RunLoop:
 
     def _open(self, task: Task) -> None:
         self._in_hook = task, self.clock()
-        task.box = self.box
+        task.passage.box = self.box
         for stage in task.stages:
             if stage.context.sink_context is not None:
                 stage.context.sink_context.patience = self.patience
@@ -417,16 +417,16 @@ class RunLoop:
         try:
             task.open()
         finally:
-            self._in_hook = task.hook = None
+            self._in_hook = task.passage.hook = None
 
     def _close(self, task: Task, failed: bool) -> None:
         # A source closes its reader before its stages.
-        task.hook = (task.stages[0].context.operator.name, "close")
+        task.passage.hook = (task.stages[0].context.operator.name, "close")
         self._in_hook = task, self.clock()
         try:
             task.close(failed)
         finally:
-            self._in_hook = task.hook = None
+            self._in_hook = task.passage.hook = None
 
     def _close_all(self, tasks: list[Task], failed: bool) -> None:
         """Closes all tasks. The first error of closing is raised only when nothing had failed before."""
@@ -479,7 +479,7 @@ def _task_status(task: Task) -> dict[str, Any]:
         "threads_ns": task.threads_ns,
         "unsent": sum(log.unsent(channel) for log in list(task.logs) for channel in log.channels),
         "operators": operators,
-        "skipped_on_the_way": task.skipped_on_the_way(),
+        "skipped_on_the_way": task.outputs.skipped(),
         "watermark_ms": None if mark in (IDLE, END_OF_TIME) else mark,
         "latency_us": task.latency.recent().sparse(),
         "latency_all_us": task.latency.whole().sparse(),

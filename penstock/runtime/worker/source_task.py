@@ -337,11 +337,6 @@ class SourceTask(Task):
     def _at_end(self) -> bool:
         return self.stopping or self.reader.finished
 
-    def _state_of(self, stage: Stage, epoch: int, whole: bool) -> StageState | None:
-        if stage is not self.stages[0]:
-            return super()._state_of(stage, epoch, whole)
-        return self._own_diverted or self.own_state()
-
     def own_state(self) -> StageState:
         # Saves the splits themselves, each with the offset after the last record that was read, because a later run may
         # list other splits.
@@ -356,8 +351,8 @@ class SourceTask(Task):
         if self._is_ahead:
             return self._begin_to_let_go()
         self._woken = False
-        if self.record_by_record is not None:
-            self.record_by_record.origin = SOURCE
+        if self.passage.record_by_record is not None:
+            self.passage.record_by_record.origin = SOURCE
         stage = self.stages[0]
         try:
             most = self._size.limit
@@ -389,8 +384,8 @@ class SourceTask(Task):
         if self._splits_stages and len(self.splits) > 1:
             self._work = self._by_split(records)
         else:
-            self._stamped(self.reader.stamp_ns or self.clock())
-            self._work = self._through(records)
+            self.passage.stamped(self.reader.stamp_ns or self.clock())
+            self._work = self.passage.through(records)
         return True
 
     def _by_split(self, records: list[Any]) -> Iterator[Batch]:
@@ -407,13 +402,13 @@ class SourceTask(Task):
             if split is None:
                 self._tell_of_splits()
             elif split:
-                if split != self._gathered_of and self.held:
-                    yield from self._let_go(everything=True)
+                if split != self._gathered_of and self.passage.held:
+                    yield from self.passage.let_go(everything=True)
                 self._gathered_of = split
                 for stage in self._splits_stages:
                     stage.come_from(split, has_ended)
-            self._stamped(stamp)
-            yield from self._through(part)
+            self.passage.stamped(stamp)
+            yield from self.passage.through(part)
 
     def _tell_of_splits(self) -> None:
         if not self._has_told_of_splits:

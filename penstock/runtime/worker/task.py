@@ -6,8 +6,9 @@ worker runs the others. The size of a step adapts, so that a step takes at most 
 costs, or a few times its fixed cost (runtime/operators/step_size.py). So the tasks of a worker delay each other no
 longer than that.
 
-Some stages *gather* records from one step to the next, so that a call of the user's function gets more of them.
-Gathered records are processed before anything else than records: a barrier, a watermark, the end, the operation stream.
+The stages of the chain are passed as passage.py describes, and task_outputs.py sends what they have made. Records that
+stages have gathered are processed before anything else than records: a barrier, a watermark, the end, the operation
+stream.
 
 A stage may be *pending*: its work goes on outside of the task's thread. Then the task takes up only as many records as
 there is room for, collects what has come of earlier ones, and has not ended before nothing is under way. A barrier does
@@ -26,42 +27,34 @@ it had taken before.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from time import perf_counter_ns, time
-from typing import Any, Literal
+from typing import Any
 
 from penstock.runtime.event_time.watermark import END_OF_TIME, Watermark, Watermarks
-from penstock.runtime.exchange.channel import InChannel, OutChannel
+from penstock.runtime.exchange.channel import InChannel
 from penstock.runtime.exchange.inbox import Inbox
-from penstock.runtime.exchange.log import OutLog
-from penstock.runtime.exchange.output import Output
 from penstock.runtime.lifecycle import Machine
-from penstock.runtime.operators.base import Gathering, Pending, Stage, run_stages
+from penstock.runtime.operators.base import Pending, Stage
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult, Unprocessed
 from penstock.runtime.operators.step_size import STEP_NS, StepSize
 from penstock.runtime.program.plan import TaskId
-from penstock.runtime.records.batch import Batch, concat, singly, split
-from penstock.runtime.records.userfunc import ErrorHandler
+from penstock.runtime.records.batch import Batch, concat, split
 from penstock.runtime.sources.base import rows_of
-from penstock.runtime.state.keyed import SHARED, Counters, SavedState, StageState
-from penstock.runtime.worker.blackbox import MADE, SOURCE, BlackBox, Poison, RecordByRecord
+from penstock.runtime.state.keyed import Counters, SavedState, StageState
+from penstock.runtime.worker.blackbox import SOURCE, RecordByRecord
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
+from penstock.runtime.worker.passage import Passage
 from penstock.runtime.worker.sample import Sample
 from penstock.runtime.worker.shared_batches import SharedBatches
+from penstock.runtime.worker.task_outputs import TaskOutputs
 from penstock.runtime.worker.task_state import AT_END, AT_REST, TASK, TaskState
-
-logger = logging.getLogger(__name__)
 
 # In some releases of Python, looking up the members of an Enum is slow.
 _MADE, _READY, _RUNNING, _PARKED = TaskState.MADE, TaskState.READY, TaskState.RUNNING, TaskState.PARKED
 _ENDING, _DRAINING, _FINISHED, _CLOSED = TaskState.ENDING, TaskState.DRAINING, TaskState.FINISHED, TaskState.CLOSED
-
-#: An operator, and which of its methods is being called.
-Hook = tuple[str, Literal["open", "close", "finish"]]
 
 
 @dataclass
@@ -97,7 +90,7 @@ class TaskOptions:
     epoch at that time. `event_time`: the tasks of the job pass on watermarks. `on_snapshot` takes what the task saves
     (None: the job has no epochs). `on_motion` is called with the generation at the first record after a quiet snapshot.
     `wall` is the clock for timers, in seconds since 1970. `wake`, which any thread may call, makes the run loop look
-    whether the task is runnable."""
+    whether the task is runnable. `shared_batches` finds functions that change records of other tasks."""
 
     generation: int = 0
     epoch: int = 0
@@ -107,11 +100,11 @@ class TaskOptions:
     wall: Callable[[], float] = time
     steps: Steps = Steps()
     wake: Callable[[], None] = lambda: None
+    shared_batches: SharedBatches | None = None
 
 
 class Task:
-    """A task that receives from channels; see the module's docstring. `outputs` are by (operator, side output or
-    None)."""
+    """A task that receives from channels; see the module's docstring."""
 
     is_read = False  # whether its input has to be looked for, because it comes from a reader
 
@@ -123,12 +116,13 @@ class Task:
         self.stages = stages
         self.clock = clock
         self.inputs: dict[int, InChannel] = {}
-        self.outputs: dict[tuple[str, str | None], list[Output]] = {}
-        self.shared_batches: SharedBatches | None = None
-        self._emitted: set[int] = set()  # the ids of the records of this piece, when changes of records are looked for
-        self.logs: list[OutLog] = []
+        self.passage = Passage(
+            stages, clock, options.wall, self._has_more if options.steps.waits_for_more else lambda: False
+        )
+        self.timed, self.gathering, self.pending = self.passage.timed, self.passage.gathering, self.passage.pending
+        self.outputs = TaskOutputs(self.passage, clock, options.shared_batches)
+        self.logs = self.outputs.logs
         self._stopwatch = options.steps.stopwatch or perf_counter_ns
-        self._waits_for_more = options.steps.waits_for_more
         self._barriers_let_go = options.steps.barriers_let_go
         self._life = Machine(TASK, f"task {name}")
         self.queued = 0  # the number of records in the inbox
@@ -136,35 +130,21 @@ class Task:
         self.cpu_ns = self.waits_ns = self.threads_ns = 0  # see ProcessorTime, which sets them
         self.latency = RecentHistogram()
         self.ages = LeastAges()
-        self.edge_errors: list[ErrorHandler] = []  # for failures between this task and the next
-        self._skipped_before: dict[str, int] = {}  # counted there until the epoch from which the task continues
         self.inbox = Inbox()
         self.on_snapshot = options.on_snapshot
         self.on_motion = options.on_motion
         self.generation = options.generation
         self.epoch = options.epoch  # the epoch of the last barrier that it has passed on
         self.whole_next = True  # whether the next snapshot must be whole
-        self.wall = options.wall
-        self.timed: list[Stage] = [stage for stage in stages if stage.timed]
         self.event_time = options.event_time
         self.marks = Watermarks()
-        self._marking = any(stage.event_time for stage in stages)
-        self.gathering = [stage for stage in stages if isinstance(stage, Gathering)]
-        self.pending = stages[0] if isinstance(stages[0], Pending) else None
         self._wake = options.wake
-        self._collected = 0  # the number of records whose outputs the work has collected from the pending stage
-        self._mark_in: int | None = None  # the watermark before the stages
-        self._mark_out: int | None = None  # the watermark after the stages
         self._mark_sent: int | None = None
         self.diversion: Diversion | None = None  # set when DIVERTED or RETURNING
         self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
         self.answered = 0  # the number of records of its input that Spark has answered
         self.unprocessed = 0  # of the records sent to Spark, the number of those that failed there
         self.sample: Sample | None = None  # what it processes is added, while somebody has asked for a sample
-        self.box: BlackBox | None = None  # notes the hook
-        self._hook: Hook | None = None
-        self._own_diverted: StageState | None = None  # the offsets of a source at a barrier that is passed on later
-        self.record_by_record: RecordByRecord | None = None  # set in a task that was running at a death
         self._has_fired = False  # whether timers were called after the last input
         self._stamp = 0
         self._work: Iterator[Batch] | None = None
@@ -180,21 +160,13 @@ class Task:
         self.park_at: int | None = None  # the epoch after whose barrier the task must stop, because it migrates
         # Whether the last snapshot was quiet; epochs are then rare until the next record is reported.
         self._rested = False
-        # The logs that wait for room or credit. Being blocked is no state of the task: it may be blocked in every
-        # state.
-        self._waiting: list[OutLog] = []
         self._size = StepSize()
         self._unflushed = False
-        self._main: list[Output] = []
-        self._sides: list[tuple[list[Any], list[Output]]] = []
 
     def connect(self) -> None:
         """Completes the task when its inputs and outputs are there."""
         self.inbox.open = {number for number, channel in self.inputs.items() if not channel.ended}
-        self._main = self.outputs.get((self.stages[-1].context.operator.name, None), [])
-        for stage in self.stages:
-            for tag, records in stage.context.side.items():
-                self._sides.append((records, self.outputs.get((stage.context.operator.name, tag), [])))
+        self.outputs.connect()
         for stage in self.gathering:
             stage.gather(self.clock, self._stopwatch)
         if self.pending is not None:
@@ -204,66 +176,15 @@ class Task:
         """Adds a channel to receive from. It replaces a channel of the same number."""
         self.inputs[channel.number] = channel
 
-    def add_output(
-        self, operator: str, side: str | None, output: Output, errors: ErrorHandler, instead_of: Output | None = None
-    ) -> None:
-        """Adds an output for what an operator, or one of its side outputs, emits. It may replace another output.
-        `errors` handles failures between this task and the next."""
-        self.edge_errors.append(errors)
-        self.logs += output.logs
-        outputs = self.outputs.setdefault((operator, side), [])
-        if instead_of is None:
-            outputs.append(output)
-        else:
-            outputs[outputs.index(instead_of)] = output
-
-    @property
-    def channels(self) -> list[OutChannel]:
-        """The channels to all receivers. Other threads may ask for them."""
-        return [channel for log in list(self.logs) for channel in log.channels]
-
-    def remove_logs(self, logs: Iterable[OutLog]) -> None:
-        """Stops sending by these logs."""
-        for log in logs:
-            self.logs.remove(log)
-
-    def channels_changed(self) -> None:
-        """Must be called when logs were replaced."""
-        self._flush_logs(self.logs)
-
-    @property
-    def hook(self) -> Hook | None:
-        """The operator that is being opened, closed or finished, and which of these; other threads may ask."""
-        return self._hook
-
-    @hook.setter
-    def hook(self, hook: Hook | None) -> None:
-        self._hook = hook
-        if self.box is not None:
-            self.box.doing("" if hook is None else f"in {hook[1]}() of operator {hook[0]!r}")
-
     def open(self) -> None:
-        """Opens the stages. Errors count as the operator's own."""
+        """Opens the stages."""
         self._life.move("open")
-        for stage in self.stages:
-            self.hook = (stage.context.operator.name, "open")
-            with stage.errors.blamed("(opening)"):
-                stage.open()
+        self.passage.open()
 
     def close(self, failed: bool) -> None:
-        """Closes the stages, also after an error. Errors of closing count as the operator's own, too; the first of them
-        is raised when all stages are closed."""
+        """Closes the stages, also after an error."""
         self._life.move("close")
-        first: Exception | None = None
-        for stage in self.stages:
-            self.hook = (stage.context.operator.name, "close")
-            try:
-                with stage.errors.blamed("(closing)"):
-                    stage.close(failed)
-            except Exception as error:  # the other stages must be closed too
-                first = first or error
-        if first is not None:
-            raise first
+        self.passage.close(failed)
 
     # --- inputs, called by channels and the run loop -----------------------------------------------------------
 
@@ -310,14 +231,14 @@ class Task:
     @property
     def blocked(self) -> bool:
         """Whether it has outputs that a channel cannot take now."""
-        return bool(self._waiting)
+        return bool(self.outputs.waiting)
 
     def runnable(self) -> bool:
         """Whether a step would do something."""
         state = self._life.state
         if state is _FINISHED or state is _CLOSED:
             return False
-        if self._waiting and self._flush_logs(self._waiting):
+        if self.outputs.waiting and self.outputs.retry():
             return False
         if state is not _RUNNING and state is not _READY:
             return self._runnable_otherwise(state)
@@ -326,8 +247,8 @@ class Task:
             or self._has_input()
             or self._has_barrier()
             or self._at_end()
-            or (bool(self.timed) and self._timer_due())
-            or (bool(self.gathering) and self._has_waited())
+            or (bool(self.timed) and self.passage.timer_due())
+            or (bool(self.gathering) and self.passage.has_waited())
             or (self.pending is not None and self.pending.ready())
         )
 
@@ -337,12 +258,7 @@ class Task:
             return False
         if self.diversion is None:  # it still has to send its end
             return True
-        return self._work is not None or self.held > 0 or self.diversion.runnable()
-
-    @property
-    def held(self) -> int:
-        """The number of records that its stages have gathered. Other threads may ask."""
-        return sum(stage.held for stage in self.gathering)
+        return self._work is not None or self.passage.held > 0 or self.diversion.runnable()
 
     @property
     def gathered(self) -> int:
@@ -350,19 +266,13 @@ class Task:
         for their step because the task has to process them after all, or that are under way in its pending stage. Other
         threads may ask for it."""
         diversion = self.diversion  # read once, because it may end meanwhile
-        waiting = self.held if self.pending is None else self.held + self.pending.under_way
+        waiting = self.passage.held if self.pending is None else self.passage.held + self.pending.under_way
         return waiting + self._given_back + (0 if diversion is None else diversion.gathered)
-
-    @property
-    def begun(self) -> int:
-        """The number of records of its input that a step has begun with, and that wait for an operator's function.
-        Other threads may ask."""
-        first = self.stages[0]
-        return round(sum(stage.left * first.records_in / max(1, stage.records_in) for stage in self.stages))
 
     def step(self) -> None:
         """Processes a limited part of what is ready. It must be called only when the task is runnable."""
         started = self._stopwatch()
+        passage, outputs = self.passage, self.outputs
         if self._work is None:
             state = self._life.state
             if state is _READY:
@@ -371,17 +281,17 @@ class Task:
                 self._end()
                 return
             if self.gathering:
-                self._held_before = self.held
+                self._held_before = passage.held
                 for stage in self.gathering:
-                    stage.holds = self.record_by_record is None
+                    stage.holds = passage.record_by_record is None
             if self.pending is not None:
-                self._collected = 0
-                self.pending.alone = self.record_by_record is not None
+                passage.collected = 0
+                self.pending.alone = passage.record_by_record is not None
             barrier = self._barriers_let_go and self._has_barrier()
             if self._held_before and (self.diversion is not None or barrier):
                 self._work_records = 0
-                self._stamped(self.clock())
-                self._work = self._let_go(everything=True)
+                passage.stamped(self.clock())
+                self._work = passage.let_go(everything=True)
             elif self.diversion is not None:
                 self._work_records = 0
                 self._work = self.diversion.begin()
@@ -397,28 +307,23 @@ class Task:
         assert self._work is not None
         for out in self._work:
             if out:
-                if (noting := self.record_by_record) is None:
-                    if self.shared_batches is None:
-                        for output in self._main:
-                            output.emit(out, self._stamp)
-                    else:
-                        self._emit_checked(self.shared_batches, out, self._main)
-                else:
-                    self._emit_noted(noting, out, self._main, len(self.stages))
-            if self._flush_channels() or self._stopwatch() - started > 2 * STEP_NS:
+                outputs.emit(out)
+            if outputs.flush() or self._stopwatch() - started > 2 * STEP_NS:
                 elapsed = self._stopwatch() - started
                 self.busy_ns += elapsed
                 self._work_ns += elapsed
                 return
         self._work = None
-        self._flush_outputs()
-        if self._mark_out != self._mark_sent and self.event_time:
-            self._send_mark()
-        self._flush_channels()
+        outputs.flush_combiners()
+        if passage.mark != self._mark_sent and self.event_time:
+            assert passage.mark is not None
+            self._mark_sent = passage.mark
+            outputs.watermark(passage.mark)
+        outputs.flush()
         self._unflushed = True
         elapsed = self._stopwatch() - started
         self.busy_ns += elapsed
-        if self._work_records or self._held_before or self._collected:
+        if self._work_records or self._held_before or passage.collected:
             self._measure(self._work_ns + elapsed)
         self._work_ns = 0
 
@@ -432,37 +337,17 @@ class Task:
     def ready_in(self) -> float | None:
         """Returns in how many seconds there may be work without a message or a wake-up, or None when there will be
         none."""
-        if self._waiting or self._life.state in AT_REST or (self.diversion is not None and self.diversion.stops):
+        if self.outputs.waiting or self._life.state in AT_REST or (self.diversion is not None and self.diversion.stops):
             return None
-        due = None if self.diversion is None else self.diversion.ready_in()
-        if self.pending is not None:
-            due = self.pending.ready_in()
-        for stage in self.gathering:
-            if stage.held:
-                waits = max(0, stage.waits_until - self.clock()) / 1e9
-                due = waits if due is None else min(due, waits)
-        if not self.timed:
-            return due
-        first = min((at for stage in self.timed if (at := stage.next_timer()) is not None), default=None)
-        if first is None:
-            return due
-        timer = max(0.0, first - self.wall())
-        return timer if due is None else min(due, timer)
-
-    def _timer_due(self) -> bool:
-        now = self.wall()
-        return any((at := stage.next_timer()) is not None and at <= now for stage in self.timed)
+        times = self.passage.ready_in(), None if self.diversion is None else self.diversion.ready_in()
+        return min((due for due in times if due is not None), default=None)
 
     def _timers_turn(self) -> bool:
         # Timers take turns with the input: a timer that sets itself again for now must not stop the job. At the end all
         # timers are called.
         if not self.timed or self._at_end() or (self._has_fired and self._has_input()):
             return False
-        return self._timer_due()
-
-    def _has_waited(self) -> bool:
-        """Whether what some stage has gathered should wait no longer."""
-        return any(stage.held and stage.waits_until <= self.clock() for stage in self.gathering)
+        return self.passage.timer_due()
 
     def _has_input(self) -> bool:
         inbox, pending = self.inbox.ready, self.pending
@@ -491,7 +376,7 @@ class Task:
         if self._timers_turn():
             self._has_fired = True
             self._work_records = 0
-            self._work = self.fire()
+            self._work = self.passage.fire()
             return True
         self._has_fired = False
         pending = self.pending
@@ -499,19 +384,19 @@ class Task:
             return self._begin_with(pending)
         if self.event_time and self._take_marks():
             self._work_records = 0
-            self._work = self.advance_to(self.marks.current)
+            self._work = self.passage.advance_to(self.marks.current)
             return True
         if self.inbox.ready and (pending is None or pending.room):
             batch = self._take(self._step_limit())
             if (sample := self.sample) is not None:  # read once, because another thread may take it
                 sample.add(batch, self.clock())
             self._work_records = len(batch)
-            self._stamped(self._stamp)
-            self._work = self._through(batch)
+            self.passage.stamped(self._stamp)
+            self._work = self.passage.through(batch)
             return True
         if self._at_end():
             self._work_records = 0
-            self._work = self._finish()
+            self._work = self.passage.finish()
             self._life.move("input ended")
             return True
         return self._begin_to_let_go()
@@ -520,49 +405,27 @@ class Task:
         """Begins with what has come of earlier records, or with records that an epoch has saved."""
         self._work_records = 0
         if pending.ready():
-            self._work = self._collect(pending)
+            self._work = self.passage.collect(pending)
         elif pending.room:
             batch = pending.take_returned(self._step_limit())
-            if self.record_by_record is not None:
-                self.record_by_record.origin = SOURCE  # no channel has this number
+            if self.passage.record_by_record is not None:
+                self.passage.record_by_record.origin = SOURCE  # no channel has this number
             self._more = pending.returned > 0
             self._work_records = len(batch)
-            self._stamped(self.clock())
-            self._work = self._through(batch)
+            self.passage.stamped(self.clock())
+            self._work = self.passage.through(batch)
         else:
             return self._begin_to_let_go()
         return True
-
-    def _collect(self, pending: Pending) -> Iterator[Batch]:
-        """Yields what has come of earlier records, and what the watermark releases that follows them."""
-        self._stamped(self.clock())
-        before = pending.under_way
-        for piece in pending.collect():
-            self._stamped(pending.oldest)
-            pending.records_out += len(piece)
-            yield from self._run(piece, 1)
-        self._collected = before - pending.under_way
-        yield from self._let_go()
-        yield from self._advance()
 
     def _begin_to_let_go(self) -> bool:
         """Processes gathered records that need not wait for more, because no input comes next."""
         if not self._held_before:
             return False
         self._work_records = 0
-        self._stamped(self.clock())
-        self._work = self._let_go()
+        self.passage.stamped(self.clock())
+        self._work = self.passage.let_go()
         return True
-
-    def _stamped(self, stamp: int) -> None:
-        """Notes that the next records for the stages have this stamp. Gathered records may be older."""
-        self._stamp = stamp
-        if self.pending is not None:
-            self.pending.stamp = stamp
-        for stage in self.gathering:
-            stage.stamp = self._stamp
-            if stage.held:
-                self._stamp = min(self._stamp, stage.oldest)
 
     def _step_limit(self) -> int:
         """Returns how many records a step takes. When the first stage gathers, it is enough for full calls."""
@@ -577,8 +440,8 @@ class Task:
         inbox = self.inbox.ready
         channel, first, stamp, cost = inbox.popleft()
         most = limit
-        if self.record_by_record is not None:
-            self.record_by_record.origin, most = channel, 0  # only records of one channel at a time
+        if (noting := self.passage.record_by_record) is not None:
+            noting.origin, most = channel, 0  # only records of one channel at a time
         assert not isinstance(first, Watermark)
         if several := self._several_inputs:
             self.stages[0].port = self.inputs[channel].port
@@ -618,152 +481,14 @@ class Task:
             inbox.popleft()
         return changed
 
-    def advance_to(self, mark: int | None) -> Iterator[Batch]:
-        """Yields the outputs that the task's next watermark releases. The end of time comes with the task's own end,
-        because a stage may emit records then."""
-        self._stamped(self.clock())
-        if mark != END_OF_TIME:
-            self._mark_in = mark
-        return self._advance()
-
-    def _advance(self) -> Iterator[Batch]:
-        """Yields the outputs that the task's watermark releases, after they have passed the later stages."""
-        mark = self._mark_in
-        for i, stage in enumerate(self.stages):
-            if stage.event_time or isinstance(stage, Gathering):  # a pending stage is among the first
-                for piece in stage.advance(mark):
-                    stage.records_out += len(piece)
-                    yield from self._run(piece, i + 1)
-                mark = stage.watermark(mark)
-        self._mark_out = mark
-
-    def _send_mark(self) -> None:
-        """Passes the watermark on. It must be called when all outputs that belong before it are in the channels."""
-        self._mark_sent = self._mark_out
-        assert self._mark_out is not None
-        self._emit_sides()
-        for log in self.logs:
-            log.watermark(self._mark_out)
-
-    def _through(self, batch: Batch) -> Iterator[Batch]:
-        """Yields the outputs for a batch, and then those that a watermark releases which the batch has brought."""
-        return self._through_and_behind(batch) if self._marking or self.gathering else self._run(batch, 0)
-
-    def _through_and_behind(self, batch: Batch) -> Iterator[Batch]:
-        yield from self._run(batch, 0)
-        yield from self._let_go()
-        if self._marking:
-            yield from self._advance()
-
-    def _let_go(self, everything: bool = False) -> Iterator[Batch]:
-        """Yields the outputs for gathered records that need not wait longer, or for all of them (`everything`)."""
-        for stage in self.gathering:
-            if not stage.held:
-                continue
-            more = self._waits_for_more and self._has_more()
-            overdue = everything or not stage.holds or (stage.more_until if more else stage.waits_until) <= self.clock()
-            if overdue or not more:
-                for piece in stage.let_go(1 if overdue else stage.least):
-                    stage.records_out += len(piece)
-                    yield from self._run(piece, self.stages.index(stage) + 1)
-
-    def _run(self, batch: Batch, first: int) -> Iterator[Batch]:
-        """Yields the outputs of the stages from `first` on, in pieces of limited size that are not empty."""
-        record_by_record = self.record_by_record
-        return (
-            run_stages(self.stages, batch, first)
-            if record_by_record is None
-            else self._run_record_by_record(record_by_record, batch, first)
-        )
-
-    def _run_record_by_record(self, record_by_record: RecordByRecord, batch: Batch, first: int) -> Iterator[Batch]:
-        """The same as `_run`, but record by record. Each record is noted before an operator gets it
-        (runtime/worker/blackbox.py)."""
-        for one in singly(batch):
-            record_by_record.next(record_by_record.origin if first == 0 else MADE)
-            yield from self._one_by_one(record_by_record, one, first)
-
-    def _one_by_one(self, record_by_record: RecordByRecord, batch: Batch, position: int) -> Iterator[Batch]:
-        """Yields the outputs for one record. `batch` is this record, or what the operators before `position` have made
-        of it."""
-        if position == len(self.stages):
-            yield batch
-            return
-        stage = self.stages[position]
-        for one in singly(batch):
-            if not _may_take(one, record_by_record, position, stage.errors):
-                continue
-            stage.records_in += 1
-            for piece in stage.expand(one) if stage.expands else (stage.run(one),):
-                if piece:
-                    stage.records_out += len(piece)
-                    yield from self._one_by_one(record_by_record, piece, position + 1)
-
-    def _emit_checked(self, shared: SharedBatches, batch: Batch, outputs: list[Output]) -> None:
-        """Emits a batch, and looks for functions of an output (a key selector, a combiner) that change its records."""
-        if len(outputs) > 1:
-            shared.add(batch)
-        elif isinstance(batch, list) and (twice := [record for record in batch if id(record) in self._emitted]):
-            shared.add(twice)  # an operator has emitted them by two of its outputs
-        self._emitted |= set(map(id, batch if isinstance(batch, list) else batch.values))
-        for output in outputs:
-            output.emit(batch, self._stamp)
-            if output.errors is not None:
-                shared.check(output.errors)
-
-    def _emit_noted(self, record_by_record: RecordByRecord, batch: Batch, outputs: list[Output], first: int) -> None:
-        """Emits a batch in record-by-record mode. Each record is noted before the functions of an output (a key
-        selector, a combiner) get it. `first`: the number that stands for the first of the outputs in a note, because
-        lower numbers stand for operators and for other outputs."""
-        for position, output in enumerate(outputs, first):
-            if output.errors is None:
-                output.emit(batch, self._stamp)
-                continue
-            for one in singly(batch):
-                if _may_take(one, record_by_record, position, output.errors):
-                    output.emit(one, self._stamp)
-
-    def fire(self) -> Iterator[Batch]:
-        """Yields the outputs of timers that are due, after they have passed the later stages."""
-        self._stamped(self.clock())
-        now = self.wall()
-        for stage in self.timed:
-            position = self.stages.index(stage)
-            for piece in stage.fire(now):
-                stage.records_out += len(piece)
-                yield from self._run(piece, position + 1)
-        yield from self._let_go()
-        if self._marking:
-            yield from self._advance()
-
-    def _finish(self) -> Iterator[Batch]:
-        """Yields the last outputs of every stage, after they have passed the later stages."""
-        self._stamped(self.clock())
-        for i, stage in enumerate(self.stages):
-            last = chain(stage.advance(END_OF_TIME), stage.finish()) if stage.event_time else stage.finish()
-            for piece in self._in_finish(stage, last):
-                stage.records_out += len(piece)
-                yield from self._run(piece, i + 1)
-
-    def _in_finish(self, stage: Stage, pieces: Iterator[Batch]) -> Iterator[Batch]:
-        """Yields these pieces, and notes that the stage finishes for as long as it makes one."""
-        while True:
-            self.hook = (stage.context.operator.name, "finish")
-            piece = next(pieces, None)
-            self.hook = None
-            if piece is None:
-                return
-            yield piece
-
     def _end(self) -> None:
         """Tells the receivers that all outputs were made. The task is finished when this was sent."""
         if self._life.state is _ENDING:
             self._life.move("say the end")
-            for log in self.logs:
-                log.end()
+            self.outputs.end()
             if self.on_snapshot is not None:
                 self._save(self.epoch + 1, finished=True)
-        if not self._flush_channels():
+        if not self.outputs.flush():
             self._life.move("sent")
 
     # --- epochs ------------------------------------------------------------------------------------------------
@@ -775,32 +500,16 @@ class Task:
         self.epoch = epoch
         self.whole_next = whole_next
         own = {stage.context.operator.name for stage in self.stages}
-        self._skipped_before = {name: state.counters[2] for name, state in saved.items() if name not in own}
-        for stage in self.stages:
-            state = saved.get(stage.context.operator.name, SavedState())
-            stage.records_in, stage.records_out, stage.errors.skipped, stage.late = state.counters
-            with stage.errors.blamed(f"(going back to epoch {epoch})"):
-                stage.restore(epoch, state)
-        if self._marking:
+        self.outputs.restore({name: state.counters[2] for name, state in saved.items() if name not in own})
+        self.passage.restore(epoch, saved)
+        if self.passage.marking:
             self._work_records = 0
-            self._work = self._advance()  # the receivers learn the watermark even if no record comes
+            self._work = self.passage.advance()  # the receivers learn the watermark even if no record comes
 
     def complete(self, epoch: int) -> None:
         """Notes that an epoch is complete: commits it, and drops what was kept for going back before it."""
-        for log in self.logs:
-            log.complete(epoch)
-        for stage in self.stages:
-            stage.commit(epoch)
-        if self.record_by_record is not None and not self.record_by_record.completed(epoch):
-            self.record_by_record = None
-
-    def cancel(self, epoch: int) -> None:
-        """Notes that the job is cancelled after this complete epoch. `close` follows."""
-        for stage in self.stages:
-            try:
-                stage.cancel(epoch)
-            except Exception:  # the other sinks, and the other tasks, must still do it
-                logger.exception("what %s has committed may not be visible", stage.context.operator.name)
+        self.outputs.complete(epoch)
+        self.passage.complete(epoch)
 
     def park(self, epoch: int) -> None:
         """Makes the task stop after the barrier of this epoch, because it migrates. It has no effect when the barrier
@@ -815,7 +524,7 @@ class Task:
     def run_record_by_record(self, record_by_record: RecordByRecord) -> None:
         """Puts the task into record-by-record mode. It must be called before the first step."""
         if self._life.move("take records one by one"):
-            self.record_by_record = record_by_record
+            self.passage.record_by_record = record_by_record
 
     def unpark(self) -> None:
         """Lets the task continue, because it does not migrate."""
@@ -833,7 +542,9 @@ class Task:
         """Sends what the task has not begun to process to the operation stream. This needs no barrier: a range has no
         state of its own, and the outputs of what the task has begun leave before the answer to the first micro-batch.
         And a burst delays the next barrier most of all."""
-        if self.record_by_record is not None or self._at_end():  # in record-by-record mode each record must be noted
+        if (
+            self.passage.record_by_record is not None or self._at_end()
+        ):  # in record-by-record mode each record must be noted
             return
         if not self._life.move("divert"):
             return
@@ -885,9 +596,7 @@ class Task:
 
     def pass_diverted_barrier(self, epoch: int, own: StageState | None) -> None:
         """Saves the state and passes a barrier on, because all micro-batches before it are answered."""
-        self._own_diverted = own
-        self._save(epoch, finished=False)
-        self._own_diverted = None
+        self._save(epoch, finished=False, own=own)
 
     def has_input_to_divert(self) -> bool:
         """Whether there may be input for a micro-batch."""
@@ -911,12 +620,8 @@ class Task:
 
     def take_up_diverted(self, records: int, stamp: int) -> None:
         """Notes that the answer for this many records comes next."""
-        self._stamped(stamp)
+        self.passage.stamped(stamp)
         self._work_records = records
-
-    def has_timer_due(self) -> bool:
-        """Whether some stage has a timer that is due."""
-        return bool(self.timed) and self._timer_due()
 
     def run_diverted(self, input_: Any) -> Iterator[Batch]:
         """Yields the outputs of a micro-batch that the task had to process itself."""
@@ -936,7 +641,7 @@ class Task:
         while batch:
             part, batch = split(batch, size.limit if first else self._step_limit())
             self._given_back = 0 if first else len(batch)
-            outputs = self._run(part, first) if first else self._through(part)
+            outputs = self.passage.run(part, first) if first else self.passage.through(part)
             took = 0
             while True:
                 began = self._stopwatch()
@@ -968,30 +673,22 @@ class Task:
         if answer.greatest is not None:
             for stage in self.stages[:position]:
                 stage.observe(answer.greatest)
-        if self._marking:
-            yield from self._advance()
+        if self.passage.marking:
+            yield from self.passage.advance()
 
-    def _save(self, epoch: int, finished: bool) -> None:
-        """Saves the present state, and passes the barrier on."""
+    def _save(self, epoch: int, finished: bool, own: StageState | None = None) -> None:
+        """Saves the present state, and passes the barrier on. `own`: what the first stage saves of the input (None: of
+        all that was taken)."""
         assert self.on_snapshot is not None
         self.epoch = epoch
-        if self.record_by_record is not None:
-            self.record_by_record.passed(epoch)
+        if self.passage.record_by_record is not None:
+            self.passage.record_by_record.passed(epoch)
         whole = self.whole_next or finished or any(stage.wants_whole() for stage in self.stages)
         self.whole_next = False
-        states = {}
-        for stage in self.stages:
-            counters = (stage.records_in, stage.records_out, stage.errors.skipped, stage.late)
-            state = self._state_of(stage, epoch, whole)
-            if finished and state is not None:
-                # The keys of an ended task are no longer needed, but other tasks may still need what it saves for them.
-                # And the coordinator keeps only this snapshot, so it must build on no other.
-                shared = {name: delta for name, delta in state.maps.items() if name.startswith(SHARED)}
-                state = StageState(shared, state.own)
-            states[stage.context.operator.name] = (state, counters)
-        for name, skipped in self.skipped_on_the_way().items():
+        states = self.passage.states(epoch, own or self.own_state(), whole=whole, finished=finished)
+        for name, skipped in self.outputs.skipped().items():
             states[name] = (None, (0, 0, skipped, 0))
-        moved = sum(stage.records_in + stage.records_out for stage in self.stages)
+        moved = self.passage.moved
         quiet, self._records_at_snapshot = moved == self._records_at_snapshot, moved
         self._rested = quiet and not finished
         # A diverted task keeps its state, and its diversion stops.
@@ -1000,59 +697,7 @@ class Task:
             self._life.move("park", f"epoch {epoch}")
         self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, parked, states))
         if not finished:
-            for log in self.logs:
-                log.barrier(epoch)
-            self._flush_channels()
-
-    def skipped_on_the_way(self) -> dict[str, int]:
-        """Returns the number of records that failed between this task and the next and were skipped, by the operator to
-        which they were going."""
-        skipped = dict(self._skipped_before)
-        for errors in self.edge_errors:
-            skipped[errors.operator] = skipped.get(errors.operator, 0) + errors.skipped
-        return {name: records for name, records in skipped.items() if records}
-
-    def _state_of(self, stage: Stage, epoch: int, whole: bool) -> StageState | None:
-        return stage.snapshot(epoch, whole)
-
-    def _flush_outputs(self) -> None:
-        for outputs in self.outputs.values():
-            for output in outputs:
-                output.flush()
-
-    def _flush_channels(self) -> bool:
-        """Sends what the logs have queued. Returns True when the task is blocked."""
-        self._emit_sides()
-        return self._flush_logs(self.logs)
-
-    def _flush_logs(self, logs: list[OutLog]) -> bool:
-        """Sends what these logs have queued. Returns True when the task is blocked."""
-        before, self._waiting = self._waiting, [log for log in logs if not log.flush()]
-        if self._waiting != before:
-            now = self.clock()
-            for log in before:
-                log.stop_over(now)
-            for log in self._waiting:
-                log.stop(now)
-        return bool(self._waiting)
-
-    def _emit_sides(self) -> None:
-        position = len(self.stages) + len(self._main)
-        for records, outputs in self._sides:
-            if records:
-                if self.record_by_record is None:
-                    if self.shared_batches is not None:
-                        self._emit_checked(self.shared_batches, records[:], outputs)
-                    else:
-                        for output in outputs:
-                            output.emit(records[:], self._stamp)
-                else:
-                    self._emit_noted(self.record_by_record, records[:], outputs, position)
-                for output in outputs:
-                    output.flush()
-                records.clear()
-            position += len(outputs)
-        self._emitted.clear()
+            self.outputs.barrier(epoch)
 
     def _measure(self, elapsed: int) -> None:
         if self._rested:
@@ -1061,15 +706,15 @@ class Task:
                 self.on_motion(self.task, self.generation)
         records = self._work_records
         # What a pending stage has taken is not through before it is collected.
-        gone = records if self.pending is None else self._collected
+        gone = records if self.pending is None else self.passage.collected
         if self.gathering:
-            gone += self._held_before - self.held
+            gone += self._held_before - self.passage.held
             # Steps that only gather cost nothing. A step that calls the user's function has the cost for all of them.
             records, elapsed = records + self._gathered[0], elapsed + self._gathered[1]
             self._gathered = (records, elapsed) if gone <= 0 else (0, 0)
         if gone > 0:
             now = self.clock()
-            age = now - self._stamp
+            age = now - self.passage.stamp
             self.latency.add(age // 1000, gone, now)
             if not self.gathering and self.pending is None:
                 ages = self.ages
@@ -1080,14 +725,3 @@ class Task:
         # A diverted task measures its steps itself.
         if records and (gone > 0 or self.pending is not None) and self.diversion is None:
             self._size.measure(records, elapsed, self._more)
-
-
-def _may_take(one: Batch, record_by_record: RecordByRecord, position: int, errors: ErrorHandler) -> bool:
-    """Notes that the operator or output at this position is about to get a batch of one record. Returns False when the
-    record is poison there, and has failed. `errors` decides about such a record."""
-    try:
-        record_by_record.check(position, one)
-    except Poison as poison:
-        errors.handle(one[0] if isinstance(one, list) else one.values[0], poison)
-        return False
-    return True

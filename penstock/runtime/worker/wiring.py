@@ -194,7 +194,7 @@ class Wiring:
         for task in gone:
             for log in task.logs:
                 self._clear(log)
-            for out in task.channels:
+            for out in task.outputs.channels:
                 self.out.pop(out.number, None)
                 self.catching_up.pop(out.number, None)
             for number in task.inputs:
@@ -204,7 +204,9 @@ class Wiring:
     def connect_tasks(self, numbers: set[int], generation: int) -> None:
         """Connects the channels from and to these tasks, which have all been built again. The channels then send what
         the receivers have missed."""
-        theirs = {out.number for number in numbers if number in self.tasks for out in self.tasks[number].channels}
+        theirs = {
+            out.number for number in numbers if number in self.tasks for out in self.tasks[number].outputs.channels
+        }
         for channel, target in self._targets.items():
             if (target in numbers or channel in theirs) and channel in self.out:
                 log, out = self.catching_up[channel] = self.out[channel]
@@ -234,11 +236,11 @@ class Wiring:
             self._wall,
             self._steps,
             self._transport.wake,
+            self.shared_batches,
         )
         source = chain.source
         if source is None:
             built = Task(task, name, stages, self._clock, options)
-            built.shared_batches = self.shared_batches
             return built
         transport = self._transport
 
@@ -264,7 +266,6 @@ class Wiring:
         if splits is None:
             splits = chain.splits[task.index]
         read = SourceTask(task, name, stages, self._clock, options, splits, open_reader, self.output_caches)
-        read.shared_batches = self.shared_batches
         if self._aligned:
             read.await_alignment()
         built = read
@@ -337,7 +338,7 @@ class Wiring:
         logs = output.logs
         parts = [deque(log.kept()) for log in logs]
         completed = max(log.cache.completed for log in logs)
-        task.remove_logs(logs)
+        task.outputs.remove(logs)
         for log in logs:
             self._clear(log)
             for channel in log.channels:
@@ -364,7 +365,7 @@ class Wiring:
                 elif mark is not None:
                     log.barrier(mark[1])
                 log.flush()
-        task.channels_changed()
+        task.outputs.flush()
 
     def _connect_sender(
         self, exchange: Exchange, sender: TaskId, generation: int, epoch: int, instead_of: Output | None = None
@@ -406,7 +407,7 @@ class Wiring:
             table=plan.chains[exchange.target].table,
         )
         output.target = exchange.target
-        task.add_output(exchange.operator, exchange.output, output, errors, instead_of)
+        task.outputs.add(exchange.operator, exchange.output, output, errors, instead_of)
         self._outputs[exchange.index, sender.number] = output
         return output
 
