@@ -155,7 +155,7 @@ stubs: setup ## write the type stub of the native core anew
 states: setup ## write the diagrams of docs/states.md anew
 	$(BIN)/python -m tests.docs.states_page
 
-options: setup ## write the table of options in docs/running.md anew
+options: setup ## write the tables of options in docs/running.md anew
 	$(BIN)/python -m tests.docs.options_table
 
 lock: ## pin requirements/*.in anew (needs uv)

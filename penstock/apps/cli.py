@@ -181,6 +181,10 @@ def _run(options: SimpleNamespace) -> int:
             "{checkpoints} or {epoch_interval_s}",
             {"epoch_interval_s": None},
         )
+    if options.tls_files is not None:
+        from penstock.runtime.transport.certificates import Tls
+
+        given["tls"] = Tls(*options.tls_files)
     prepared = prepare(built.flow, JobOptions(**given))
     _say(f"{app.name}: {built.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
     return _until_the_end(start(prepared), options, built)
@@ -520,6 +524,12 @@ def _root() -> click.Command:
     progress = click.Option(
         ["--no-progress", "progress"], is_flag=True, flag_value=False, default=True, help="show no live progress"
     )
+    files = click.Option(
+        ["--tls-files"],
+        metavar="CERTIFICATE KEY AUTHORITY",
+        nargs=3,
+        help="do what --tls does by these files, which are at the same place on all machines",
+    )
     stops_at = click.Option(
         ["--savepoint"],
         metavar="URL",
@@ -545,7 +555,7 @@ def _root() -> click.Command:
     def of_app(action: Callable[[SimpleNamespace], int], *params: click.Parameter) -> Callable[[App], click.Command]:
         return lambda app: command(app.name, action, app.about, *_own_options(app), _named(app), *params, app=app)
 
-    runs = of_app(_run, *of_job(workers=_WORKERS), progress)
+    runs = of_app(_run, *of_job(workers=_WORKERS), files, progress)
     explains = of_app(_explain, *of_job("workers", "parallelism", workers=_WORKERS))
     plans = of_app(_plan, *of_job("parallelism"), *to_show)
     return Group(

@@ -16,12 +16,11 @@ from typing import Any
 import click
 
 from penstock.host.process.network import TRANSPORTS
-from penstock.jobs.options import About, described, shown_default
+from penstock.jobs.options import Option, described
 from penstock.placement.options import METHODS
 from penstock.runtime.errors import FlowError, OptionError, PenstockError, shorten
 from penstock.runtime.storage import filesystems
 
-_METAVARS = {"seconds": "S", "bytes": "B", "count": "N", "CPUs": "N", "place": "URL", "": "TEXT"}
 _WIDTH = 110
 
 
@@ -220,9 +219,9 @@ def output() -> Iterator[None]:
 class JobOption(click.Option):
     """An option of a job, which help lists under the heading of its group."""
 
-    def __init__(self, flags: list[str], about: About, **settings: Any) -> None:
-        super().__init__(flags, **settings)
-        self.heading = about.group
+    def __init__(self, option: Option, flags: str, help: str = "", **settings: Any) -> None:
+        super().__init__([flags, option.name], help=help or option.sentence, **settings)
+        self.heading = option.heading
 
 
 def spelled(option: str, *value: object) -> str:
@@ -238,94 +237,79 @@ def spelled(option: str, *value: object) -> str:
     return f"{flag} {given:g}" if isinstance(given, float) else f"{flag} {shlex.quote(str(given))}"
 
 
-class _OfJob(click.ParamType):  # type: ignore[type-arg]  # older versions of click take no argument
-    """Reads the text of an option of a job, and checks it as `run` does."""
-
-    name = "option"
-
-    def __init__(self, option: str, about: About) -> None:
-        self._option = option
-        self._about = about
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            read = self._read(value)
-            if self._option == "epoch_interval_s" and read == 0:
-                return read
-            return self._about.check(read, self._option)
-        except OptionError as error:
-            self.fail(error.spelled(spelled), param, ctx)
-        except FlowError as error:
-            self.fail(f"{spelled(self._option, value)}; {str(error).partition('; ')[2]}", param, ctx)
-        except ValueError:
-            kind = "a whole number" if self._about.unit in ("count", "bytes") else "a number"
-            self.fail(f"{spelled(self._option, value)}; it must be {kind}", param, ctx)
-
-    def _read(self, text: str) -> Any:
-        if self._option == "ports":
-            first, _, last = text.partition("-")
-            if not (first.isdecimal() and last.isdecimal()):
-                raise FlowError(f"ports={shorten(text)}; it must be the first and the last port, such as 20000-20999")
-            return int(first), int(last)
-        if self._about.unit == "place":
-            return place(text)
-        if self._about.unit in ("count", "bytes") or (self._option == "trees" and text.isdecimal()):
-            return int(text)
-        if self._about.unit in ("seconds", "CPUs") and text != "auto":
-            return float(text)
-        return text
-
-
 def of_job(*names: str, **defaults: Any) -> list[click.Option]:
     """Returns the options of a job with these names, and without names all options that a text can set. An option that
     is not given is None. `defaults`: other defaults than those of `run`."""
     made: list[click.Option] = []
-    for name, default, about in described():
+    for option in described():
+        name, flag = option.name, spelled(option.name)
         if name == "spark" or (names and name not in names):
             continue
-        flag = spelled(name)
-        if isinstance(default, bool):
-            pair = f"{flag}/--no-{flag[2:]}" if default else flag
-            made.append(JobOption([pair, name], about, is_flag=True, default=None, help=about.sentence))
-            if name == "tls" and not names:
-                made.append(_tls_files(about))
+        if isinstance(option.default, bool):
+            pair = f"{flag}/--no-{flag[2:]}" if option.default else flag
+            made.append(JobOption(option, pair, is_flag=True, default=None))
             continue
-        of = defaults.get(name, default)
-        shown = str(of) if name in defaults else shown_default(default, about)
         choices = {"placement": METHODS, "transport": TRANSPORTS}.get(name)
+        default = defaults.get(name)
         made.append(
             JobOption(
-                [flag, name],
-                about,
-                metavar="FIRST-LAST" if name == "ports" else _METAVARS[about.unit],
-                type=_OfJob(name, about) if choices is None else click.Choice(choices),
-                default=defaults.get(name),
-                help=f"{about.sentence} ({shown})",
+                option,
+                flag,
+                f"{option.sentence} ({default or option.default_words})",
+                metavar=_metavar(option),
+                type=_reader(option) if choices is None else click.Choice(choices),
+                default=default,
             )
         )
     return made
 
 
+def _metavar(option: Option) -> str:
+    if option.name == "ports":
+        return "FIRST-LAST"
+    if option.name.endswith("_s"):
+        return "S"
+    return "URL" if "PathLike" in option.kind else "N" if option.kind.startswith(("int", "float")) else "TEXT"
+
+
+def _reader(option: Option) -> Callable[[Any], Any]:
+    """Returns a function that reads the text of an option of a job, and checks it as `run` does."""
+
+    def read(text: Any) -> Any:
+        if not isinstance(text, str):
+            return text
+        try:
+            value = _value(option, text)
+            return value if option.name == "epoch_interval_s" and value == 0 else option.checked(value)
+        except OptionError as error:
+            problem = error.spelled(spelled)
+        except FlowError as error:
+            problem = f"{spelled(option.name, text)}; {str(error).partition('; ')[2]}"
+        except ValueError:
+            kind = "a whole number" if option.kind.startswith("int") else "a number"
+            problem = f"{spelled(option.name, text)}; it must be {kind}"
+        raise click.BadParameter(problem)
+
+    return read
+
+
+def _value(option: Option, text: str) -> Any:
+    """Returns the text of an option as a value of the option's type. Raises ValueError."""
+    if option.name == "ports":
+        first, _, last = text.partition("-")
+        if not (first.isdecimal() and last.isdecimal()):
+            raise FlowError(f"ports={shorten(text)}; it must be the first and the last port, such as 20000-20999")
+        return int(first), int(last)
+    if "PathLike" in option.kind:
+        return place(text)
+    if option.kind.startswith("int") and (text.isdecimal() or "str" not in option.kind):
+        return int(text)
+    return float(text) if option.kind.startswith("float") and text != "auto" else text
+
+
 def given_of_job(options: SimpleNamespace) -> dict[str, Any]:
     """Returns the options of a job that were given on the command line, for JobOptions."""
-    names = [name for name, _, _ in described()]
-    given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
-    if getattr(options, "tls_files", None) is not None:
-        from penstock.runtime.transport.certificates import Tls
-
-        given["tls"] = Tls(*options.tls_files)
+    given = {each.name: value for each in described() if (value := getattr(options, each.name, None)) is not None}
     if given.get("epoch_interval_s") == 0:
         given["epoch_interval_s"] = None
     return given
-
-
-def _tls_files(about: About) -> click.Option:
-    return JobOption(
-        ["--tls-files"],
-        about,
-        metavar="CERTIFICATE KEY AUTHORITY",
-        nargs=3,
-        help="encrypt it by these files, which are at the same place on all machines",
-    )

@@ -1,18 +1,21 @@
 """The options of a job: their defaults, their meanings and their checks.
 
-This is the one definition of them. `run` takes the options as keywords, the `penstock` command takes them as options on
-the command line, and `make options` writes the table of docs/running.md; tests compare the three with this module. It
-never loads Ray or Spark, because `penstock run --help` needs it.
+The class JobOptions is the one definition of them: its fields have the types and the defaults, and its docstring says
+what each of them means. `run` takes the options as keywords, the `penstock` command makes its options from them, and
+`make options` writes the table of docs/running.md; tests compare the three with the class. This module never loads Ray
+or Spark, because `penstock run --help` needs it.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from textwrap import fill
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.host.process.network import (
@@ -24,7 +27,7 @@ from penstock.host.process.network import (
     checked_ports,
     checked_tls,
 )
-from penstock.placement.options import METHODS, Method, PlacementOptions
+from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.errors import FlowError, OptionError, shorten
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
@@ -44,40 +47,6 @@ _LEAST_WINDOW_BYTES = 1024
 #: The fields of BurstOptions that a text can set.
 _DUAL_SETTINGS = ("delta", "k", "margin", "range_below", "smoothing_s", "interval_min_s", "interval_max_s")
 
-#: The place of the checkpoint store of a job without `checkpoints`, in words.
-STATE = "penstock/ below XDG_STATE_HOME or ~/.local/state"
-
-
-@dataclass(frozen=True)
-class About:
-    """Describes one option.
-
-    `group`: the heading under which it is listed. `text`: its meaning; the first sentence is also the help of the
-    command. `check`: returns the value that a user has given, as the job uses it, or raises FlowError; it gets the
-    option's name too. `unit`: of its number. `default`: its default in words, where the value does not say it. `ray`:
-    whether it is refused in a local job. `too_small` and `too_large`: the consequences of such values.
-    """
-
-    group: str
-    text: str
-    check: Callable[[Any, str], Any]
-    unit: Literal["", "seconds", "bytes", "count", "CPUs", "place"] = ""
-    default: str | None = None
-    ray: bool = False
-    too_small: str = ""
-    too_large: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """Returns the first sentence, without its full stop."""
-        return self.text.partition(". ")[0].removesuffix(".")
-
-
-def _about(*args: Any, **kwargs: Any) -> dict[str, About]:
-    """Returns the metadata of a field that an About describes."""
-    return {"about": About(*args, **kwargs)}
-
-
 # --- checks of one value -----------------------------------------------------------------------------------------
 
 
@@ -87,11 +56,6 @@ def _optional(check: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 
 def _at_least(least: int) -> Callable[[Any, str], int]:
     return lambda value, name: whole(value, name, least)
-
-
-def _as_given(value: Any, name: str) -> Any:
-    """Returns a value that is checked together with others."""
-    return value
 
 
 def _ring_bytes(given: Any, name: str) -> int:
@@ -142,362 +106,171 @@ def _node_timeout(given: Any, name: str) -> float:
     return checked_node_timeout(given)
 
 
-# --- the options -------------------------------------------------------------------------------------------------
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "workers": _optional(_at_least(1)),
+    "parallelism": _optional(_at_least(1)),
+    "local": flag,
+    "detached": flag,
+    "address": _optional(_address),
+    "ring_bytes": _optional(_ring_bytes),
+    "window_bytes": _at_least(_LEAST_WINDOW_BYTES),
+    "cache_bytes": _at_least(1),
+    "check_shared": flag,
+    "cpus_per_worker": number,
+    "start_timeout_s": above_zero,
+    "epoch_interval_s": _optional(_epoch_interval),
+    "epoch_timeout_s": above_zero,
+    "checkpoints": _optional(_place),
+    "max_restarts": _at_least(0),
+    "max_attempts": _at_least(1),
+    "hang_timeout_s": above_zero,
+    "savepoint": _optional(_place),
+    "replan_s": _optional(_replan),
+    "spares": flag,
+    "transport": _transport,
+    "ports": _optional(_ports),
+    "node_timeout_s": _node_timeout,
+}
 
-_PROCESSES = "Processes and memory"
-_RECOVERY = "Recovery"
-_SPARK = "Spark"
-_PLACEMENT = "Placement"
-_MACHINES = "Several machines"
+# The options that local jobs refuse.
+_NEED_RAY = (
+    *("detached", "address", "cpus_per_worker", "dual", "spark", "placement", "nodes", "replan_s", "ports"),
+    *("node_timeout_s", "trees"),
+)
+
+
+# --- the options -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options of one job, each of them checked by itself.
+    """The options of one job, each of them checked by itself. Defaults are in parentheses.
 
     The methods return what several options mean together, and raise FlowError when they do not fit.
+
+    Processes and memory:
+
+    `workers` (1): the number of worker processes.
+    `parallelism` (one task for each worker): the number of tasks of each operator that does not set its own. It
+    replaces the flow's own default.
+    `local` (False): run the workers as child processes of this program, without Ray. They end with it, other programs
+    do not see the job, and options that need Ray are refused.
+    `detached` (False): let the job outlive this process. Otherwise the job ends with this process.
+    `address` (the one on this machine, else a new one): the address of a Ray cluster, or 'local' for a new one. By
+    default the job joins the cluster of this machine, or starts one for this process.
+    `ring_bytes` (2 MiB): the size of each worker's inbox, a power of two. No record may be larger than about half of
+    it. By default it grows for larger records.
+    `window_bytes` (256 KiB): the credit window: the bytes that may be on their way from one task to another.
+    `cache_bytes` (64 MiB): the memory in which a worker keeps records that it has sent since the last complete epoch,
+    to send them again after a failure. The rest goes to a file in TMPDIR.
+    `check_shared` (False): fail the job when a function changes a record which other tasks have too, for debugging. The
+    other tasks are in another branch of the stream, or behind broadcast(). It makes such jobs much slower.
+    `cpus_per_worker` (1): the CPUs that Ray reserves for each worker.
+    `start_timeout_s` (60 s): the time within which all workers must be placed and started, and then again for loading
+    the program. The start of Ray itself comes before, and has time limits of its own.
+
+    Recovery:
+
+    `epoch_interval_s` (1 s): the time between epochs, longer while no record moves. In each epoch the state of all
+    tasks is saved as one consistent epoch. When a process dies, the job goes back to the last complete epoch, without
+    losing or doubling a record. With None (0 on the command line) the job saves nothing, and any death of a process
+    ends it.
+    `epoch_timeout_s` (60 s): the time after which the next epoch begins although the last one has not completed.
+    `checkpoints` (penstock/ below XDG_STATE_HOME or ~/.local/state): the checkpoint store, where epochs are saved: a
+    directory or a URL such as s3://bucket/prefix. Saved epochs are deleted when the job has finished or was cancelled.
+    They stay when it failed, for `resume`.
+    `max_restarts` (10): the number of deaths of workers within ten minutes that the job survives. Workers that die
+    before the job runs again count once.
+    `max_attempts` (3): the number of crashes of a worker by a suspected record before it counts as a failed record. Its
+    operator's `on_error` decides then. (Two further deaths are needed to find out which record it is. A death by a
+    signal from outside, or for lack of memory, counts half, and only until an epoch completes.)
+    `hang_timeout_s` (60 s): the time after which a worker or JobMaster whose process does not answer is killed, and
+    counts as dead. It must be longer than any call into native code that keeps the interpreter.
+    `savepoint` (none): the savepoint from which the job starts, a directory or a URL. It is the place where
+    `job.savepoint` has saved the state. The flow may have other parallelism and other operators, but it must have all
+    operators with state, under the same names.
+    `spares` (True): keep a spare process on each node, which takes the place of a worker that has died. It starts when
+    the job has run for ten seconds, and has some 80 MiB. Without it a worker takes half a second longer to come back.
+
+    Spark:
+
+    `dual` (off): how bursts go through Spark: 'off', 'on', 'spark-only' or 'toggle:SECONDS', and settings after a
+    comma, as in 'on,delta=0.3'. 'off' processes all records in the job's own tasks. 'on' sends the input of operators
+    with growing queues to Spark in micro-batches until the burst is over; Spark starts with the job and is kept ready.
+    'spark-only' sends all input as soon as Spark is ready. 'toggle:3' changes the side every 3 seconds.
+    penstock.bridge.burst.BurstOptions describes the settings and may replace the text. Without Java or Spark the job
+    processes all records itself, and says so once.
+    `spark` (one executor): the Spark session to start (penstock.bridge.session.SparkOptions).
+
+    Placement:
+
+    `placement` (auto): how tasks are assigned to workers: auto, round-robin, traffic, turbostream, t-storm, jstorm,
+    metis. 'auto' is the plan that `penstock plan` shows. 'round-robin' takes turns. 'traffic' keeps traffic between
+    nodes and between workers low, as if all tasks cost the same. The others do as other systems do.
+    penstock.placement.options.PlacementOptions has further settings and may replace the text.
+    `nodes` (the JobMaster's node if it has enough CPUs, else the fewest nodes that have): the number of cluster nodes
+    over which the workers are spread, with room reserved on each.
+    `replan_s` (never): the time between two measurements of load and traffic, after which tasks move when that is worth
+    it. 'auto' is every 10 seconds in a job that has epochs and several workers and does not use Spark.
+
+    Several machines:
+
+    `transport` (auto): the way of records between machines: auto, tcp, rdma. 'auto' is the best that both machines
+    have. The others are also used between the workers of one machine.
+    `ports` (any): the first and the last port at which the job's processes may listen for other machines.
+    `tls` (False): encrypt what the job's processes send to other machines, by a certificate that the job makes.
+    penstock.Tls names files of your own instead. docs/cluster.md says what Ray itself sends.
+    `node_timeout_s` (5 s): the silence after which a machine is lost, 1 to 600 seconds. Its tasks continue on other
+    machines; a shorter cut of the network is a pause.
+    `trees` (auto): the number of relays to which a node of a multicast tree sends at most, or 'auto'. With 'auto' the
+    number follows the load. 'toggle:1' has the trees switch every second, for tests.
     """
 
-    workers: int | None = field(
-        default=None,
-        metadata=_about(
-            _PROCESSES,
-            "the number of worker processes.",
-            _optional(_at_least(1)),
-            "count",
-            default="1",
-            too_small="cores stand idle",
-            too_large="workers share cores, and latency grows",
-        ),
-    )
-    parallelism: int | None = field(
-        default=None,
-        metadata=_about(
-            _PROCESSES,
-            "the number of tasks of each operator that does not set its own. It replaces the flow's own default.",
-            _optional(_at_least(1)),
-            "count",
-            default="one task for each worker",
-            too_small="workers stand idle",
-            too_large="more and smaller batches",
-        ),
-    )
-    local: bool = field(
-        default=False,
-        metadata=_about(
-            _PROCESSES,
-            "run the workers as child processes of this program, without Ray. They end with it, other programs do not "
-            "see the job, and options that need Ray are refused.",
-            flag,
-        ),
-    )
-    detached: bool = field(
-        default=False,
-        metadata=_about(
-            _PROCESSES, "let the job outlive this process. Otherwise the job ends with this process.", flag, ray=True
-        ),
-    )
-    address: str | None = field(
-        default=None,
-        metadata=_about(
-            _PROCESSES,
-            "the address of a Ray cluster, or 'local' for a new one. By default the job joins the cluster of this "
-            "machine, or starts one for this process.",
-            _optional(_address),
-            default="the one on this machine, else a new one",
-            ray=True,
-        ),
-    )
-    ring_bytes: int | None = field(
-        default=None,
-        metadata=_about(
-            _PROCESSES,
-            "the size of each worker's inbox, a power of two. No record may be larger than about half of it. By "
-            "default it grows for larger records.",
-            _optional(_ring_bytes),
-            "bytes",
-            default="2 MiB",
-            too_small="senders wait",
-            too_large="uses memory and cache",
-        ),
-    )
-    window_bytes: int = field(
-        default=CREDIT_WINDOW_BYTES,
-        metadata=_about(
-            _PROCESSES,
-            "the credit window: the bytes that may be on their way from one task to another.",
-            _at_least(_LEAST_WINDOW_BYTES),
-            "bytes",
-            too_small="senders wait for credit",
-            too_large="more records queue before a slow task, and epochs take longer",
-        ),
-    )
-    cache_bytes: int = field(
-        default=MEMORY_BYTES,
-        metadata=_about(
-            _PROCESSES,
-            "the memory in which a worker keeps records that it has sent since the last complete epoch, to send them "
-            "again after a failure. The rest goes to a file in TMPDIR.",
-            _at_least(1),
-            "bytes",
-            too_small="bursts are written to disk between epochs",
-            too_large="uses memory",
-        ),
-    )
-    check_shared: bool = field(
-        default=False,
-        metadata=_about(
-            _PROCESSES,
-            "fail the job when a function changes a record which other tasks have too, for debugging. The other tasks "
-            "are in another branch of the stream, or behind broadcast(). It makes such jobs much slower.",
-            flag,
-        ),
-    )
-    cpus_per_worker: float = field(
-        default=1.0,
-        metadata=_about(
-            _PROCESSES,
-            "the CPUs that Ray reserves for each worker.",
-            number,
-            "CPUs",
-            ray=True,
-            too_small="Ray places more workers than there are cores",
-            too_large="the job finds no room (NotEnoughResources)",
-        ),
-    )
-    start_timeout_s: float = field(
-        default=60.0,
-        metadata=_about(
-            _PROCESSES,
-            "the time within which all workers must be placed and started, and then again for loading the program. "
-            "The start of Ray itself comes before, and has time limits of its own.",
-            above_zero,
-            "seconds",
-            too_small="the job fails on a busy cluster",
-            too_large="a job that finds no room fails late; a job that can never fit still fails at once",
-        ),
-    )
-    epoch_interval_s: float | None = field(
-        default=1.0,
-        metadata=_about(
-            _RECOVERY,
-            "the time between epochs, longer while no record moves. In each epoch the state of all tasks is saved as "
-            "one consistent epoch. When a process dies, the job goes back to the last complete epoch, without losing "
-            "or doubling a record. With None (0 on the command line) the job saves nothing, and any death of a process "
-            "ends it.",
-            _optional(_epoch_interval),
-            "seconds",
-            too_small="the job spends more of its time on saving",
-            too_large="more work is repeated after a failure, more sent records are kept, and Files and Collect show "
-            "records later",
-        ),
-    )
-    epoch_timeout_s: float = field(
-        default=60.0,
-        metadata=_about(
-            _RECOVERY,
-            "the time after which the next epoch begins although the last one has not completed.",
-            above_zero,
-            "seconds",
-            too_small="several slow epochs run side by side and become slower",
-            too_large="one epoch that is stuck delays all later ones",
-        ),
-    )
-    checkpoints: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=_about(
-            _RECOVERY,
-            "the checkpoint store, where epochs are saved: a directory or a URL such as s3://bucket/prefix. Saved "
-            "epochs are deleted when the job has finished or was cancelled. They stay when it failed, for `resume`.",
-            _optional(_place),
-            "place",
-            default=STATE,
-        ),
-    )
-    max_restarts: int = field(
-        default=10,
-        metadata=_about(
-            _RECOVERY,
-            "the number of deaths of workers within ten minutes that the job survives. Workers that die before the job "
-            "runs again count once.",
-            _at_least(0),
-            "count",
-            too_small="a passing problem ends the job",
-            too_large="a job that can never succeed tries for longer",
-        ),
-    )
-    max_attempts: int = field(
-        default=3,
-        metadata=_about(
-            _RECOVERY,
-            "the number of crashes of a worker by a suspected record before it counts as a failed record. Its "
-            "operator's `on_error` decides then. (Two further deaths are needed to find out which record it is. A "
-            "death by a signal from outside, or for lack of memory, counts half, and only until an epoch completes.)",
-            _at_least(1),
-            "count",
-            too_small="a crash with another cause costs the record",
-            too_large="a record that crashes its process causes more recoveries, or `max_restarts` ends the job first",
-        ),
-    )
-    hang_timeout_s: float = field(
-        default=60.0,
-        metadata=_about(
-            _RECOVERY,
-            "the time after which a worker or JobMaster whose process does not answer is killed, and counts as dead. "
-            "It must be longer than any call into native code that keeps the interpreter.",
-            above_zero,
-            "seconds",
-            too_small="a slow machine, or a long call into native code, causes recoveries",
-            too_large="a process that hangs is noticed late",
-        ),
-    )
-    savepoint: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=_about(
-            _RECOVERY,
-            "the savepoint from which the job starts, a directory or a URL. It is the place where `job.savepoint` has "
-            "saved the state. The flow may have other parallelism and other operators, but it must have all operators "
-            "with state, under the same names.",
-            _optional(_place),
-            "place",
-            default="none",
-        ),
-    )
-    dual: str | BurstOptions = field(
-        default="off",
-        metadata=_about(
-            _SPARK,
-            "how bursts go through Spark: 'off', 'on', 'spark-only' or 'toggle:SECONDS', and settings after a comma, "
-            "as in 'on,delta=0.3'. 'off' processes all records in the job's own tasks. 'on' sends the input of "
-            "operators with growing queues to Spark in micro-batches until the burst is over; Spark starts with the "
-            "job and is kept ready. 'spark-only' sends all input as soon as Spark is ready. 'toggle:3' changes the "
-            "side every 3 seconds. penstock.bridge.burst.BurstOptions describes the settings and may replace the text. "
-            "Without Java or Spark the job processes all records itself, and says so once.",
-            _as_given,
-            ray=True,
-        ),
-    )
-    spark: SparkOptions | None = field(
-        default=None,
-        metadata=_about(
-            _SPARK,
-            "the Spark session to start (penstock.bridge.session.SparkOptions).",
-            _as_given,
-            default="one executor",
-            ray=True,
-        ),
-    )
-    placement: Method | PlacementOptions = field(
-        default="auto",
-        metadata=_about(
-            _PLACEMENT,
-            f"how tasks are assigned to workers: {', '.join(METHODS)}. 'auto' is the plan that `penstock plan` shows. "
-            "'round-robin' takes turns. 'traffic' keeps traffic between nodes and between workers low, as if all tasks "
-            "cost the same. The others do as other systems do. penstock.placement.options.PlacementOptions has further "
-            "settings and may replace the text.",
-            _as_given,
-            ray=True,
-        ),
-    )
-    nodes: int | None = field(
-        default=None,
-        metadata=_about(
-            _PLACEMENT,
-            "the number of cluster nodes over which the workers are spread, with room reserved on each.",
-            _as_given,
-            "count",
-            default="the JobMaster's node if it has enough CPUs, else the fewest nodes that have",
-            ray=True,
-        ),
-    )
-    replan_s: float | Literal["auto"] | None = field(
-        default=None,
-        metadata=_about(
-            _PLACEMENT,
-            "the time between two measurements of load and traffic, after which tasks move when that is worth it. "
-            "'auto' is every 10 seconds in a job that has epochs and several workers and does not use Spark.",
-            _optional(_replan),
-            "seconds",
-            default="never",
-            ray=True,
-        ),
-    )
-    spares: bool = field(
-        default=True,
-        metadata=_about(
-            _RECOVERY,
-            "keep a spare process on each node, which takes the place of a worker that has died. It starts when the "
-            "job has run for ten seconds, and has some 80 MiB. Without it a worker takes half a second longer to come "
-            "back.",
-            flag,
-        ),
-    )
-    transport: TransportName = field(
-        default="auto",
-        metadata=_about(
-            _MACHINES,
-            f"the way of records between machines: {', '.join(TRANSPORTS)}. 'auto' is the best that both machines "
-            "have. The others are also used between the workers of one machine.",
-            _transport,
-        ),
-    )
-    ports: tuple[int, int] | None = field(
-        default=None,
-        metadata=_about(
-            _MACHINES,
-            "the first and the last port at which the job's processes may listen for other machines.",
-            _optional(_ports),
-            default="any",
-            ray=True,
-        ),
-    )
-    tls: bool | Tls = field(
-        default=False,
-        metadata=_about(
-            _MACHINES,
-            "encrypt what the job's processes send to other machines, by a certificate that the job makes. "
-            "penstock.Tls names files of your own instead. docs/cluster.md says what Ray itself sends.",
-            _as_given,
-        ),
-    )
-    node_timeout_s: float = field(
-        default=NODE_TIMEOUT_S,
-        metadata=_about(
-            _MACHINES,
-            "the silence after which a machine is lost, 1 to 600 seconds. Its tasks continue on other machines; a "
-            "shorter cut of the network is a pause.",
-            _node_timeout,
-            "seconds",
-            ray=True,
-        ),
-    )
-    trees: int | str = field(
-        default="auto",
-        metadata=_about(
-            _MACHINES,
-            "the number of relays to which a node of a multicast tree sends at most, or 'auto'. With 'auto' the "
-            "number follows the load. 'toggle:1' has the trees switch every second, for tests.",
-            _as_given,
-            ray=True,
-        ),
-    )
+    workers: int | None = None
+    parallelism: int | None = None
+    local: bool = False
+    detached: bool = False
+    address: str | None = None
+    ring_bytes: int | None = None
+    window_bytes: int = CREDIT_WINDOW_BYTES
+    cache_bytes: int = MEMORY_BYTES
+    check_shared: bool = False
+    cpus_per_worker: float = 1.0
+    start_timeout_s: float = 60.0
+    epoch_interval_s: float | None = 1.0
+    epoch_timeout_s: float = 60.0
+    checkpoints: str | os.PathLike[str] | None = None
+    max_restarts: int = 10
+    max_attempts: int = 3
+    hang_timeout_s: float = 60.0
+    savepoint: str | os.PathLike[str] | None = None
+    dual: str | BurstOptions = "off"
+    spark: SparkOptions | None = None
+    placement: Method | PlacementOptions = "auto"
+    nodes: int | None = None
+    replan_s: float | Literal["auto"] | None = None
+    spares: bool = True
+    transport: TransportName = "auto"
+    ports: tuple[int, int] | None = None
+    tls: bool | Tls = False
+    node_timeout_s: float = NODE_TIMEOUT_S
+    trees: int | str = "auto"
 
     def __post_init__(self) -> None:
-        for name, _, about in described():
-            object.__setattr__(self, name, about.check(getattr(self, name), name))
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(getattr(self, name), name))
         if self.local:
             self._refuse_what_needs_ray()
 
     def _refuse_what_needs_ray(self) -> None:
-        for name, default, about in described():
+        for name in _NEED_RAY:
             value = getattr(self, name)
-            if not about.ray or value == default or (name == "placement" and value == "round-robin"):
-                continue
-            raise OptionError(
-                f"{{{name}=}} is not for local jobs, which run in processes of this program, without Ray; leave out "
-                f"{{{name}}} or {{local=}}",
-                {name: value, "local": True},
-            )
+            if value != getattr(JobOptions, name) and (name, value) != ("placement", "round-robin"):
+                raise OptionError(
+                    f"{{{name}=}} is not for local jobs, which run in processes of this program, without Ray; leave "
+                    f"out {{{name}}} or {{local=}}",
+                    {name: value, "local": True},
+                )
 
     @property
     def worker_count(self) -> int:
@@ -578,36 +351,54 @@ class JobOptions:
         return DualOptions(burst, spark or SparkOptions())
 
 
-def described() -> Iterator[tuple[str, Any, About]]:
-    """Yields the name, the default and the description of each option, in the order of `run`."""
-    for each in fields(JobOptions):
-        yield each.name, each.default, each.metadata["about"]
+@dataclass(frozen=True)
+class Option:
+    """One option, as its field and the docstring of JobOptions describe it.
+
+    `kind`: its type, as written. `default`: its value, and `default_words` the same for people. `heading`: of its
+    group. `text`: its meaning.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    default_words: str
+    heading: str
+    text: str
+
+    @property
+    def sentence(self) -> str:
+        """Returns the first sentence of its meaning, without its full stop."""
+        return self.text.partition(". ")[0].removesuffix(".")
+
+    def checked(self, value: Any) -> Any:
+        """Returns the value that a user has given, as the job uses it. Raises FlowError. A value that is checked
+        together with others is returned as it is."""
+        check = _CHECKS.get(self.name)
+        return value if check is None else check(value, self.name)
 
 
-def groups() -> Mapping[str, list[tuple[str, Any, About]]]:
-    """Returns the options by the headings under which they are listed."""
-    found: dict[str, list[tuple[str, Any, About]]] = {}
-    for name, default, about in described():
-        found.setdefault(about.group, []).append((name, default, about))
-    return found
+@cache
+def described() -> tuple[Option, ...]:
+    """Returns all options, in the order of `run`."""
+    found: dict[str, tuple[str, str, str]] = {}
+    heading = ""
+    for paragraph in re.split(r"\n(?=\n|`\w+` \()", inspect.getdoc(JobOptions) or ""):
+        text = " ".join(paragraph.split())
+        if entry := re.match(r"`(\w+)` \((.+?)\): (.+)", text):
+            found[entry[1]] = (entry[2], heading, entry[3])
+        elif text.endswith(":"):
+            heading = text[:-1]
+    return tuple(
+        Option(each.name, str(each.type), each.default, *found.get(each.name, ("", "", "")))
+        for each in fields(JobOptions)
+    )
 
 
-def shown_default(default: Any, about: About) -> str:
-    """Returns the default of an option in words."""
-    if about.default is not None:
-        return about.default
-    if about.unit == "bytes":
-        return f"{default >> 20} MiB" if default >= 1 << 20 else f"{default >> 10} KiB"
-    return f"{default:g}" if isinstance(default, int | float) and not isinstance(default, bool) else str(default)
-
-
-def as_paragraphs() -> str:
-    """Returns the options in words, as `help(penstock.run)` shows them."""
-    found = []
-    for heading, them in groups().items():
-        lines = [f"`{name}` ({shown_default(default, about)}): {about.text}" for name, default, about in them]
-        found.append("\n".join((f"{heading}:\n", *(fill(line, 116) for line in lines))))
-    return "\n\n".join(found)
+def paragraphs() -> str:
+    """Returns the part of the docstring of JobOptions that describes the options."""
+    text = inspect.getdoc(JobOptions) or ""
+    return text[text.find(f"{described()[0].heading}:") :]
 
 
 def _dual_settings(dual: str) -> tuple[Mode, dict[str, float]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.host.process.network import NODE_TIMEOUT_S, TransportName
 from penstock.jobs import farewell
 from penstock.jobs.job import Job, known_job, local_jobs, silent_status
-from penstock.jobs.options import JobOptions, as_paragraphs
+from penstock.jobs.options import JobOptions, paragraphs
 from penstock.jobs.prepare import Prepared, default_checkpoints, prepare, prepare_to_resume, tidying
 from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.store import Store
@@ -80,7 +80,7 @@ def run(
     return start(prepare(flow, JobOptions(**given)))
 
 
-run.__doc__ = f"{inspect.cleandoc(run.__doc__ or '')}\n\n{as_paragraphs()}"
+run.__doc__ = f"{inspect.cleandoc(run.__doc__ or '')}\n\n{paragraphs()}"
 
 
 @refusing

@@ -1,36 +1,30 @@
-"""Writes the table of options in docs/running.md from their definition: `make options`. A test says when it is old."""
+"""Writes the tables of options in docs/running.md from their definition: `make options`. A test says when it is old."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from penstock.jobs.options import groups, shown_default
+from penstock.jobs.options import described
 
 PAGE = Path(__file__).parents[2] / "docs" / "running.md"
 BEGIN, END = "<!-- options: made by `make options` -->\n", "<!-- end of the options -->\n"
+HEAD = "| parameter | default | meaning |\n|---|---|---|\n"
 
 
-def table() -> str:
+def tables() -> str:
     """Returns the options as tables, one for each group."""
-    found = []
-    for heading, options in groups().items():
-        sizes = any(about.too_small for _, _, about in options)
-        columns = ["parameter", "meaning (default)", *["when it is too small", "when it is too large"] * sizes]
-        rows = [columns, ["---"] * len(columns)]
-        for name, default, about in options:
-            unit = " s" if about.unit == "seconds" and about.default is None else ""
-            rest = about.text[len(about.sentence) + 1 :]
-            meaning = f"{about.sentence} ({shown_default(default, about)}{unit}).{rest}"
-            rows.append([f"`{name}`", meaning, *[about.too_small, about.too_large] * sizes])
-        found.append(f"### {heading}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
-    return "\n".join(found)
+    found: dict[str, str] = {}
+    for each in described():
+        row = f"| `{each.name}` | {each.default_words} | {each.text} |\n"
+        found[each.heading] = found.get(each.heading, HEAD) + row
+    return "\n".join(f"### {heading}\n\n{table}" for heading, table in found.items())
 
 
 def page() -> str:
-    """Returns the page with the table as it must be."""
+    """Returns the page with the tables as they must be."""
     old = PAGE.read_text(encoding="utf-8")
-    return re.sub(f"(?s){re.escape(BEGIN)}.*{re.escape(END)}", lambda _: f"{BEGIN}\n{table()}\n{END}", old)
+    return re.sub(f"(?s){re.escape(BEGIN)}.*{re.escape(END)}", lambda _: f"{BEGIN}\n{tables()}\n{END}", old)
 
 
 if __name__ == "__main__":
