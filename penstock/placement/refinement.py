@@ -16,7 +16,6 @@ workers of a node, and a node has limits of its own. Its pairs of places are pai
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -26,9 +25,6 @@ from penstock.placement.traffic import Floats, Ints, TrafficGraph
 
 #: A pass over a pair of places ends after so many changes of side without a new best.
 PATIENCE = 60
-
-# Up to so many tasks of both places, a pass looks at all of them in each step.
-_FEW_OF_PAIR = 48
 
 # How many tasks of a side are tried, to find one that fits.
 _TOO_LARGE_MAX = 8
@@ -68,57 +64,6 @@ class _Filling:
         self.load[target] += cpu
         self.used[source] -= memory
         self.used[target] += memory
-
-
-@dataclass(slots=True)
-class _Sides:
-    """What two places hold, and the most that they may take."""
-
-    load: list[float]
-    most: tuple[float, float]
-    used: list[float]
-    memory_most: tuple[float, float]
-
-    @classmethod
-    def of(cls, filling: _Filling, a: int, b: int) -> _Sides:
-        most, memory_most = filling.cpu_most, filling.memory_most
-        load, used = filling.load, filling.used
-        return cls([load[a], load[b]], (most[a], most[b]), [used[a], used[b]], (memory_most[a], memory_most[b]))
-
-
-def _over(sides: list[_Sides], side: int) -> float:
-    """Returns by how much a side exceeds what it may take."""
-    over = 0.0
-    for of in sides:
-        if of.load[side] > of.most[side]:
-            over += of.load[side] / (of.most[side] or _EPSILON) - 1
-        if of.used[side] > of.memory_most[side]:
-            over += of.used[side] / (of.memory_most[side] or _EPSILON) - 1
-    return over
-
-
-def _room_of(sides: list[_Sides], source: int, heaviest: float) -> tuple[float, float]:
-    """Returns the CPU and the memory that may move from one side to the other; see `Partition._room`."""
-    target = 1 - source
-    room = room_memory = float("inf")
-    for of in sides:
-        load, most = of.load, of.most
-        here = most[target] + heaviest - load[target]
-        if load[target] > most[target] and load[source] <= most[source]:
-            here = -1.0  # first back to where the balance holds
-        room = min(room, here)
-        memory = of.memory_most[target] - of.used[target]
-        room_memory = min(room_memory, memory)
-    return room, room_memory
-
-
-def _put(sides: list[_Sides], cpu: float, memory: float, source: int) -> None:
-    """A task moves from one side to the other."""
-    for of in sides:
-        of.load[source] -= cpu
-        of.load[1 - source] += cpu
-        of.used[source] -= memory
-        of.used[1 - source] += memory
 
 
 class Partition:
@@ -227,11 +172,6 @@ class Partition:
 
     def _improve_pair(self, a: int, b: int) -> bool:
         """Makes one pass between two places, and returns whether anything became better."""
-        if len(self._members[a]) + len(self._members[b]) <= _FEW_OF_PAIR:
-            changers = self._changers(a, b)
-            for v in changers:
-                self._move(v, self._places[v], b if self._places[v] == a else a)
-            return bool(changers)
         near, places, allowed = self._near, self._places, self.allowed
         twice = 2 * self.cost_of_a_hop(a, b)
         overfull = self._excess(a) > 0 or self._excess(b) > 0
@@ -287,76 +227,6 @@ class Partition:
             target = places[v]
             self._move(v, target, b if target == a else a)
         return best_score < first_score
-
-    def _changers(self, a: int, b: int) -> list[int]:
-        """Returns the tasks that change sides in such a pass. For few tasks, looking at all of them costs less than
-        heaps, and counting what the two sides hold costs less than moving the tasks to and fro."""
-        near, places, allowed, cpu, memory = self._near, self._places, self.allowed, self._cpu, self._memory
-        twice = 2 * self.cost_of_a_hop(a, b)
-        heaviest, least = self._heaviest, self.least
-        sides = self._sides(a, b)
-        over = [_over(sides, 0), _over(sides, 1)]
-        gains: tuple[dict[int, float], dict[int, float]] = ({}, {})
-        for mine, place, other in ((gains[0], a, b), (gains[1], b, a)):
-            for v in self._members[place]:
-                if allowed is None or allowed[v][other]:
-                    self.work += len(near[v])
-                    gain, border = self._gain(v, other)
-                    if border or over[0] or over[1]:
-                        mine[v] = gain
-        best, best_over, best_won = 0, over[0] + over[1], 0.0
-        won = 0.0
-        moved: list[int] = []
-        done: set[int] = set()
-        while len(moved) - best < self._patience:
-            found: list[tuple[float, int, int]] = []
-            for source in (0, 1):
-                room, room_memory = _room_of(sides, source, heaviest)
-                first, most = -1, 0.0
-                for v, gain in gains[source].items():
-                    if (first < 0 or gain > most or (gain == most and v < first)) and (
-                        cpu[v] <= room and (memory[v] <= room_memory or not memory[v])
-                    ):
-                        first, most = v, gain
-                if first >= 0:
-                    found.append((-most, first, source))
-            if not found:
-                break
-            # When the fuller side has too much, it gives a task away, whatever the gain.
-            chosen = min(found)
-            if len(found) == 2 and over[0] != over[1]:
-                chosen = found[0] if over[0] > over[1] else found[1]
-            _, v, source = chosen
-            won += gains[source].pop(v)
-            done.add(v)
-            moved.append(v)
-            _put(sides, cpu[v], memory[v], source)
-            place, other = (a, b) if source == 0 else (b, a)
-            places[v] = other
-            self.work += len(near[v])
-            for u, traffic in near[v]:
-                there = places[u]
-                if (there != place and there != other) or u in done:  # noqa: PLR1714 - a tuple made for each edge costs
-                    continue
-                mine = gains[source] if there == place else gains[1 - source]
-                if u in mine:
-                    mine[u] += twice * traffic if there == place else -twice * traffic
-                elif allowed is None or allowed[u][other if there == place else place]:
-                    mine[u], _ = self._gain(u, other if there == place else place)
-            over = [_over(sides, 0), _over(sides, 1)]
-            now = over[0] + over[1]
-            if now < best_over - _EPSILON or (now <= best_over + _EPSILON and won > best_won + least):
-                best, best_over, best_won = len(moved), now, won
-        for v in moved:
-            places[v] = a if places[v] == b else b
-        return moved[:best]
-
-    def _sides(self, a: int, b: int) -> list[_Sides]:
-        """Returns what two places hold and may take; and also their nodes, if these are two."""
-        found = [_Sides.of(self.workers, a, b)]
-        if self.node_of[a] != self.node_of[b]:
-            found.append(_Sides.of(self.nodes, self.node_of[a], self.node_of[b]))
-        return found
 
     def _move(self, v: int, source: int, target: int) -> None:
         self._places[v] = target

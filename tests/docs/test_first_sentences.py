@@ -36,7 +36,7 @@ LEFT = {
     "jobs/farewell": 1,
     "jobs/job": 3,
     "jobs/progress": 4,
-    "placement/refinement": 10,
+    "placement/refinement": 7,
     "runtime/errors": 1,
     "runtime/lifecycle": 1,
     "runtime/program": 1,
