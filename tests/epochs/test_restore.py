@@ -270,6 +270,31 @@ def test_keys_whose_class_has_lost_a_field_are_refused(monkeypatch: pytest.Monke
         [read_changed(plan, task, entries, get, other_program=True) for task in plan.tasks]
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_keys_of_a_resumed_job_whose_class_has_other_fields_are_refused(
+    same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may belong to other key groups by that, and would not be found again."""
+    plan = flow_of(1, 2 if same else 1, 1).plan()  # a task that also reads needs the state of its source
+    entries = saved(plan)
+    at = next(i for i, entry in enumerate(entries) if "count" in entry.operators)
+    whole = StageState({"state": KeyedWhole({(1, Account("a")): 1})})
+    data = b"".join(encode_snapshot({"count": (whole, (0,) * 4)}, GROUPS))
+    entries[at] = replace(entries[at], operators=["count"], blobs=[Blob("part", len(data), 0, data)])
+    task = plan.by_number[entries[at].number]
+
+    def read() -> Any:
+        by_number = {entry.number: entry for entry in entries}
+        return read_same(plan, task, by_number, get) if same else read_changed(plan, task, entries, get)
+
+    assert read()[0]["count"].maps["state"] == {(1, Account("a")): 1}
+    monkeypatch.setitem(class_evolution._other, Account, ["name", "branch"])
+    with pytest.raises(
+        FlowError, match=r"'count' has keys of the class Account, which had the fields 'name', 'branch'"
+    ):
+        read()
+
+
 @dataclass(frozen=True)
 class Holder:
     key: Any

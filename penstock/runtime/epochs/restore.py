@@ -18,7 +18,12 @@ from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.program.plan import Plan, TaskId
-from penstock.runtime.records.class_evolution import with_varying_fields, without_fields
+from penstock.runtime.records.class_evolution import (
+    classes_changed,
+    with_other_fields,
+    with_varying_fields,
+    without_fields,
+)
 from penstock.runtime.records.pickling import unhashable
 from penstock.runtime.sources.base import Split, share
 from penstock.runtime.state.keyed import Counters, SavedState
@@ -31,7 +36,7 @@ def read_same(plan: Plan, task: TaskId, entries: Mapping[int, TaskEntry], get: G
     """Reads the saved state of a task that has not changed. `entries` are by task number, and contain those of
     `savers_of`."""
     entry = entries[task.number]
-    merged = Merged(plan.key_groups)
+    merged = Merged(plan.key_groups, _check_same_keys)
     merged.add_task((get(blob) for blob in entry.blobs), None)
     sharing = {operator.name for operator in plan.chains[task.chain].operators if operator.shares}
     if sharing and task.index:
@@ -158,7 +163,7 @@ def check(plan: Plan, saved: Mapping[str, str], key_groups: int) -> None:
 def _keyed(
     operator: Operator, savers: list[TaskEntry], get: Get, groups: set[int], key_groups: int, other_program: bool
 ) -> SavedState:
-    merged = Merged(key_groups, _check_keys if other_program else None)
+    merged = Merged(key_groups, _check_keys if other_program else _check_same_keys)
     for entry in savers:
         # A task that had ended has emitted its last results, and no other task may emit them again.
         if not entry.finished and (other_program or entry.groups is None or not groups.isdisjoint(entry.groups)):
@@ -168,6 +173,19 @@ def _keyed(
             if entry.index == 0:
                 merged.add_shared((get(blob) for blob in entry.blobs), {operator.name})
     return merged.operators.get(operator.name, SavedState())
+
+
+def _check_same_keys(operator: str, keys: Iterable[Any]) -> None:
+    """Raises FlowError when keys of the same job are of a class that has other fields now. They may belong to other key
+    groups by that, and a job that is resumed keeps them where they are."""
+    for key in keys if classes_changed() else ():
+        if (found := with_other_fields(key)) is not None:
+            class_, fields = found
+            raise FlowError(
+                f"operator {operator!r} has keys of the class {class_.__qualname__}, which had the fields "
+                f"{names(fields)} when the job saved them. A job that is resumed cannot take keys with other fields: "
+                "resume it with the class as it was, take a savepoint, and start a job with the new class from that"
+            )
 
 
 def _check_keys(operator: str, keys: Iterable[Any]) -> None:

@@ -57,6 +57,7 @@ _by_keywords: Any = _Keywords().__reduce__()[0]
 _code_of_arguments: Any = namedtuple("_Some", "one").__getnewargs__.__code__  # type: ignore[attr-defined]
 
 _layouts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+_other: dict[type, list[str]] = {}  # classes whose objects had other fields when they were saved, and these fields
 _lost: dict[type, list[str]] = {}  # classes whose objects had more fields when they were saved, and these fields
 # Classes with new fields whose values are made anew for each saved object, and may differ each time. And these fields.
 _varying: dict[type, list[str]] = {}
@@ -112,6 +113,7 @@ class ByName(pickle._Unpickler):
             made: Any = self._named(*name)
             if saved and differs(made, saved):
                 kind, *names = saved.split(" ")
+                _other[made] = names
                 now = {} if _kind(made) is None else _defaults(made)
                 self._changed[made] = _Change(kind, names, now, _changed(made, names, now))
         elif function is _by_keywords and arguments[0] in self._changed:
@@ -174,6 +176,17 @@ class ByName(pickle._Unpickler):
         one = object.__new__(class_)
         _fill(one, fields)
         return one
+
+
+def classes_changed() -> bool:
+    """Returns whether this process has read objects of classes that had other fields when they were saved."""
+    return bool(_other)
+
+
+def with_other_fields(key: Any) -> tuple[type, list[str]] | None:
+    """Returns the class of a key, or of a part of the key, that had other fields when objects of it were saved, with
+    these fields."""
+    return _part_of(_other, key)
 
 
 def without_fields(key: Any) -> tuple[type, list[str]] | None:
