@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from penstock.apps.command_line import Options, seconds
+from penstock.apps.command_line import SECONDS, Options
 from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sources import parse_rate
@@ -78,7 +78,7 @@ def add_load_options(options: Options, *, rate: str, duration: str) -> None:
     options.add(
         "--duration",
         metavar="S",
-        type=seconds,
+        type=SECONDS,
         help=f"seconds during which records are read; 0: until Ctrl-C ({duration})",
     )
 
@@ -100,7 +100,7 @@ def above_zero_or_max(what: str) -> Callable[[str], float | None]:
     def read(text: str) -> float | None:
         if text == "max":
             return None
-        value = seconds(text)
+        value: float = SECONDS(text)
         if not value:
             raise click.BadParameter(f"a {what} must be above 0")
         return value

@@ -8,6 +8,7 @@ else to stderr. Where stdout is closed, or its reader has gone (`| head`), resul
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import logging
 import shlex
@@ -27,16 +28,15 @@ from penstock.apps import user_file
 from penstock.apps.app import App, Built, Status
 from penstock.apps.catalog import APPS, OF_THE_REPOSITORY
 from penstock.apps.command_line import (
+    COUNT,
+    SECONDS,
     Group,
     Options,
     command,
-    count,
     given_of_job,
     of_job,
     output,
-    part,
     place,
-    seconds,
     shows,
     spelled,
     what_is_wrong,
@@ -83,36 +83,11 @@ A job recovers by itself when its processes die. When a job has failed, or its c
 penstock resume NAME starts it again from its last complete epoch.
 """
 
-_ABOUT_RUN = """\
-Run an application, or a flow of your own. For a flow of your own, give FILE.py:NAME or MODULE:NAME in place of
-APP. NAME is a Flow, or a function without arguments that returns one. You may leave out :NAME when the file has
-only one flow.
-"""
 _OWN_EXAMPLES = """\
 examples of a flow of your own:
   penstock run orders.py:flow --workers 2                the Flow named flow in orders.py
   penstock run orders.py:build                           the flow that the function build() returns
   penstock run orders.py --help                          the options of such a flow
-"""
-_ABOUT_EXPLAIN = "Show an application's logical and physical plan, without running it."
-_ABOUT_PLAN = """\
-Show on which nodes and workers an application's tasks would run, and the traffic between nodes, compared with
-other methods. The application does not run.
-"""
-_ABOUT_JOBS = "List the running jobs of the cluster; without an address, those of all clusters on this machine."
-_ABOUT_RESUME = """\
-Start a job again from its last complete epoch, after it has failed or its driver, cluster or machine has
-gone. The flow, its options and its state come from the checkpoint store; nothing else is needed. The command
-shows live progress and waits for the end of the job, as run does. It does not print the records of Collect
-sinks (such as the words that `run wordcount` prints without --output).
-"""
-_ABOUT_SAVEPOINT = """\
-Save the state of a running job in a place that you name, and wait until it is written. The job continues. The
-savepoint stays there whatever happens to the job. penstock run APP --savepoint URL starts a job from it.
-"""
-_ABOUT_RESCALE = """\
-Give an operator of a running job, and the operators fused with it, N tasks, and wait until these tasks run.
-penstock status NAME lists the operators and their tasks.
 """
 
 
@@ -169,6 +144,9 @@ class _Told(logging.Handler):
 
 
 def _run(options: SimpleNamespace) -> int:
+    """Runs an application, or a flow of your own. For a flow of your own, give FILE.py:NAME or MODULE:NAME in place of
+    APP. NAME is a Flow, or a function without arguments that returns one. You may leave out :NAME when the file has
+    only one flow."""
     from penstock.jobs.prepare import prepare
     from penstock.jobs.run import start
 
@@ -191,6 +169,10 @@ def _run(options: SimpleNamespace) -> int:
 
 
 def _resume(options: SimpleNamespace) -> int:
+    """Starts a job again from its last complete epoch, after it has failed or its driver, cluster or machine has gone.
+    The flow, its options and its state come from the checkpoint store; nothing else is needed. The command shows live
+    progress and waits for the end of the job, as run does. It does not print the records of Collect sinks (such as the
+    words that `run wordcount` prints without --output)."""
     from penstock.jobs.prepare import prepare_to_resume
     from penstock.jobs.run import start
 
@@ -267,6 +249,7 @@ def _apps(options: SimpleNamespace) -> int:
 
 
 def _explain(options: SimpleNamespace) -> int:
+    """Shows an application's logical and physical plan, without running it."""
     explained = _flow(options).explain(options.workers)
     with output():
         print(explained, end="")
@@ -274,6 +257,8 @@ def _explain(options: SimpleNamespace) -> int:
 
 
 def _plan(options: SimpleNamespace) -> int:
+    """Shows on which nodes and workers an application's tasks would run, and the traffic between nodes, compared with
+    other methods. The application does not run."""
     from penstock.apps import plan_view
     from penstock.placement import baselines
     from penstock.placement.at_start import plan_at_start
@@ -339,6 +324,7 @@ def _status(options: SimpleNamespace) -> int:
 
 
 def _jobs(options: SimpleNamespace) -> int:
+    """Lists the running jobs of the cluster; without an address, the jobs of all clusters on this machine."""
     from penstock.jobs.progress import line
     from penstock.jobs.run import jobs
 
@@ -371,6 +357,8 @@ def _cancel(options: SimpleNamespace) -> int:
 
 
 def _savepoint(options: SimpleNamespace) -> int:
+    """Saves the state of a running job in a place that you name, and waits until it is written. The job continues. The
+    savepoint stays there whatever happens to the job. penstock run APP --savepoint URL starts a job from it."""
     options.name, url = options.words
     job = _attach(options)
     job.savepoint(url, options.timeout)
@@ -379,6 +367,8 @@ def _savepoint(options: SimpleNamespace) -> int:
 
 
 def _rescale(options: SimpleNamespace) -> int:
+    """Gives an operator of a running job, and the operators fused with it, N tasks, and waits until these tasks run.
+    penstock status NAME lists the operators and their tasks."""
     options.name, operator, parallelism = options.words
     job = _attach(options)
     before = job.status()["operators"]
@@ -496,10 +486,16 @@ class _OfApps(Group):
     """A command whose subcommands are the applications, and flows of the user's own."""
 
     def __init__(
-        self, name: str, make: Callable[[App], click.Command], brief: str, about: str, epilog: str = ""
+        self,
+        name: str,
+        action: Callable[[SimpleNamespace], int],
+        brief: str,
+        *params: click.Parameter,
+        epilog: str = "",
     ) -> None:
+        about = inspect.getdoc(action)
         super().__init__(name, short_help=brief, help=about, epilog=epilog, subcommand_metavar="APP [OPTIONS]")
-        self._make = make
+        self._action, self._of_all = action, params
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(APPS)
@@ -508,11 +504,13 @@ class _OfApps(Group):
         """Returns the command for an application. Raises FlowError when there is none of this name."""
         if name.startswith("-"):
             return None
-        if user_file.is_meant(name):
-            return self._make(user_file.user_app(name))
-        if name not in APPS:
+        if name not in APPS and not user_file.is_meant(name):
             raise FlowError(_unknown_app(str(self.name), name))
-        return self._make(APPS[name])
+        app = APPS[name] if name in APPS else user_file.user_app(name)
+        named = app.default_name or app.name
+        options = _own_options(app)
+        options.add("--name", metavar="NAME", default=named, help=f"name of the job ({named})")
+        return command(app.name, self._action, app.about, *options, *self._of_all, app=app)
 
 
 def _root() -> click.Command:
@@ -538,37 +536,42 @@ def _root() -> click.Command:
         "and wait until it has ended",
     )
     gives_up = click.Option(
-        ["--timeout"], metavar="S", type=seconds, help="give the savepoint up after this many seconds (never)"
+        ["--timeout"], metavar="S", type=SECONDS, help="give the savepoint up after this many seconds (never)"
     )
     to_show = Options()
-    to_show.add("--nodes", metavar="N", type=count, default=4, help="number of nodes (4)")
-    to_show.add("--slots", metavar="S", type=count, default=4, help="number of workers on each node (4)")
+    to_show.add("--nodes", metavar="N", type=COUNT, default=4, help="number of nodes (4)")
+    to_show.add("--slots", metavar="S", type=COUNT, default=4, help="number of workers on each node (4)")
     to_show.add(
         "--factor",
         metavar="F",
-        type=part,
+        type=SECONDS,
         default=0.1,
         help="by which part a node may have more than its share of the tasks (0.1)",
     )
     to_show.add("--picture", metavar="FILE", help="write a picture of the plan to this file (SVG)")
 
-    def of_app(action: Callable[[SimpleNamespace], int], *params: click.Parameter) -> Callable[[App], click.Command]:
-        return lambda app: command(app.name, action, app.about, *_own_options(app), _named(app), *params, app=app)
-
-    runs = of_app(_run, *of_job(workers=_WORKERS), files, progress)
-    explains = of_app(_explain, *of_job("workers", "parallelism", workers=_WORKERS))
-    plans = of_app(_plan, *of_job("parallelism"), *to_show)
     return Group(
         "penstock",
         help="Run Penstock's applications and flows of your own, and control running jobs.",
         epilog=_EPILOG,
         params=[shows("--version", "show the version", lambda _: f"penstock {penstock.__version__}")],
         commands=[
-            _OfApps("run", runs, "run an application, or a flow of your own: FILE.py:flow", _ABOUT_RUN, _OWN_EXAMPLES),
+            _OfApps(
+                "run",
+                _run,
+                "run an application, or a flow of your own: FILE.py:flow",
+                *(*of_job(workers=_WORKERS), files, progress),
+                epilog=_OWN_EXAMPLES,
+            ),
             command("apps", _apps, "list the applications and their options"),
-            _OfApps("explain", explains, "show an application's plan", _ABOUT_EXPLAIN),
-            _OfApps("plan", plans, "show where an application's tasks would run", _ABOUT_PLAN),
-            command("jobs", _jobs, "list the running jobs", as_json, address, about=_ABOUT_JOBS),
+            _OfApps(
+                "explain",
+                _explain,
+                "show an application's plan",
+                *of_job("workers", "parallelism", workers=_WORKERS),
+            ),
+            _OfApps("plan", _plan, "show where an application's tasks would run", *of_job("parallelism"), *to_show),
+            command("jobs", _jobs, "list the running jobs", as_json, address),
             command("status", _status, "show the work of a running job", name, address, as_json),
             command(
                 "stop",
@@ -582,14 +585,12 @@ def _root() -> click.Command:
                 _savepoint,
                 "save a running job's state in a place that you name",
                 *(words("[NAME] URL", place), gives_up, address),
-                about=_ABOUT_SAVEPOINT,
             ),
             command(
                 "rescale",
                 _rescale,
                 "give an operator of a running job more or fewer tasks",
-                *(words("[NAME] OPERATOR N", str, count), address),
-                about=_ABOUT_RESCALE,
+                *(words("[NAME] OPERATOR N", str, COUNT), address),
             ),
             command(
                 "resume",
@@ -598,7 +599,6 @@ def _root() -> click.Command:
                 click.Argument(["name"], metavar="NAME"),
                 *of_job("checkpoints", "workers", "address", "local", "detached"),
                 progress,
-                about=_ABOUT_RESUME,
             ),
         ],
     )
@@ -609,11 +609,6 @@ def _own_options(app: App) -> Options:
     options = Options()
     app.add_options(options)
     return options
-
-
-def _named(app: App) -> click.Option:
-    name = app.default_name or app.name
-    return click.Option(["--name"], metavar="NAME", default=name, help=f"name of the job ({name})")
 
 
 def _unknown_app(command: str, name: str) -> str:

@@ -5,6 +5,8 @@ The options of a job are made from their definition in jobs/options.py; the appl
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
 import shlex
 import sys
@@ -27,31 +29,10 @@ _WIDTH = 110
 # --- values ------------------------------------------------------------------------------------------------------
 
 
-def count(text: str) -> int:
-    """Reads a whole number of 1 or more from the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise click.BadParameter(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """Reads a time of 0 seconds or more from the command line."""
-    return _not_negative(text, "a number of seconds")
-
-
-def part(text: str) -> float:
-    """Reads a fraction of 0 or more from the command line."""
-    return _not_negative(text, "a number of 0 or more, such as 0.1")
-
-
-def _not_negative(text: str, kind: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise click.BadParameter(f"{text!r} is not {kind}")
-    return value
+#: A whole number of 1 or more.
+COUNT = click.IntRange(1)
+#: A time in seconds, or another number, of 0 or more.
+SECONDS = click.FloatRange(0, math.inf, max_open=True)
 
 
 def place(text: str) -> str:
@@ -69,17 +50,9 @@ def place(text: str) -> str:
 class Options(list[click.Option]):
     """The options of a command, in the order in which its help lists them."""
 
-    def add(self, flag: str, *, type: Callable[[str], Any] | click.Choice[str] | None = None, **settings: Any) -> None:
-        """Adds an option. `type` reads its text, and raises click.BadParameter."""
-        if settings.get("is_flag"):
-            settings.setdefault("default", False)
-        read = type if type is None or isinstance(type, click.Choice) else _reading_text(type)
-        self.append(click.Option(flag.split(), type=read, **settings))
-
-
-def _reading_text(read: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Returns a function that reads texts and lets other values, which are defaults, be."""
-    return lambda value: read(value) if isinstance(value, str) else value
+    def add(self, flag: str, **settings: Any) -> None:
+        """Adds an option with these settings of click."""
+        self.append(click.Option(flag.split(), **settings))
 
 
 class _Looks(click.Command):
@@ -144,15 +117,16 @@ def command(
     action: Callable[[SimpleNamespace], int],
     brief: str,
     *params: click.Parameter,
-    about: str | None = None,
-    **fixed: Any,
+    app: Any = None,
 ) -> Command:
-    """Returns a command that calls the action with its options. `brief`: one line about it, for lists; `about`: for its
-    own help. `fixed`: further attributes of the options."""
+    """Returns a command that calls the action with its options. `brief`: one line about it. The action's docstring is
+    its help, if it has one and is not for an application. `app`: the application, as a further attribute of the
+    options."""
+    about = inspect.getdoc(action) if app is None else None
     debug = click.Option(["--debug"], is_flag=True, help="show the traceback of an error")
     return Command(
         name,
-        callback=lambda **given: action(SimpleNamespace(**fixed, **given)),
+        callback=lambda **given: action(SimpleNamespace(app=app, **given)),
         params=[*params, debug],
         short_help=brief,
         help=about or f"{brief[:1].upper()}{brief[1:]}.",
@@ -284,7 +258,7 @@ def _reader(option: Option) -> Callable[[Any], Any]:
         except OptionError as error:
             problem = error.spelled(spelled)
         except FlowError as error:
-            problem = f"{spelled(option.name, text)}; {str(error).partition('; ')[2]}"
+            problem = f"{spelled(option.name, text)}; {str(error).partition('; ')[2]}".replace(" None ", " 0 ")
         except ValueError:
             kind = "a whole number" if option.kind.startswith("int") else "a number"
             problem = f"{spelled(option.name, text)}; it must be {kind}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 
 from penstock.apps.app import App, Built, Cycle, Status, add_load_options, described_rate
-from penstock.apps.command_line import Options, count
+from penstock.apps.command_line import COUNT, Options
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null, Sink
 from penstock.runtime.sources import Generator, Source
@@ -50,9 +50,9 @@ def const(record: str) -> str:
 
 def _add_options(parser: Options) -> None:
     add_load_options(parser, rate="5000", duration=f"{_DURATION_S:g}")
-    parser.add("--size", metavar="B", type=count, default=100, help="bytes of each record (100)")
-    parser.add("--levels", metavar="N", type=count, default=5, help="number of bolts in a row (5)")
-    parser.add("--tasks", metavar="N", type=count, default=5, help="number of tasks of each bolt (5)")
+    parser.add("--size", metavar="B", type=COUNT, default=100, help="bytes of each record (100)")
+    parser.add("--levels", metavar="N", type=COUNT, default=5, help="number of bolts in a row (5)")
+    parser.add("--tasks", metavar="N", type=COUNT, default=5, help="number of tasks of each bolt (5)")
 
 
 def _build(options: SimpleNamespace) -> Built:

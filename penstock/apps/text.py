@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from penstock.apps.app import Cycle, add_load_options, described_rate, packaged
-from penstock.apps.command_line import Options, count
+from penstock.apps.command_line import COUNT, Options
 from penstock.runtime import testing
 from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Flow
@@ -67,7 +67,7 @@ def add_options(parser: Options, *, rate: str) -> None:
     parser.add(
         "--passes",
         metavar="N",
-        type=count,
+        type=COUNT,
         help="read the whole text N times; like --rate, this holds the text in memory",
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 
 from penstock.apps.app import App, Built, Cycle, Status, add_load_options, described_rate
-from penstock.apps.command_line import Options, count
+from penstock.apps.command_line import COUNT, Options
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null
 from penstock.runtime.sources import Generator, Source
@@ -49,7 +49,7 @@ def ack(record: Record) -> Record:
 
 def _add_options(parser: Options) -> None:
     add_load_options(parser, rate="max", duration=f"{_DURATION_S:g}")
-    parser.add("--size", metavar="B", type=count, default=100, help="letters of each value (100)")
+    parser.add("--size", metavar="B", type=COUNT, default=100, help="letters of each value (100)")
 
 
 def _build(options: SimpleNamespace) -> Built:

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.apps.app import App, Built, Status, add_load_options, described_rate, rate_option
-from penstock.apps.command_line import Options, count, seconds
+from penstock.apps.command_line import COUNT, SECONDS, Options
 from penstock.apps.ysb_events import LATE_MS, LATE_SHARE, RATE, SKEW_MS, START_MS, Events, EventSource
 from penstock.runtime.errors import FlowError, PenstockError
 from penstock.runtime.event_time.windows import Tumbling
@@ -226,7 +226,7 @@ def _add_options(parser: Options) -> None:
         type=rate_option,
         help=f"a burst: these steps of the rate, once ({BURST})",
     )
-    parser.add("--events", metavar="N", type=count, help="end after so many events, instead of --duration")
+    parser.add("--events", metavar="N", type=COUNT, help="end after so many events, instead of --duration")
     parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random events (0)")
     parser.add(
         "--no-skew skew",
@@ -239,7 +239,7 @@ def _add_options(parser: Options) -> None:
     parser.add(
         "--store-every",
         metavar="S",
-        type=seconds,
+        type=SECONDS,
         default=0.0,
         help="write results to the store every S seconds (the published runs: 1); 0: as soon as they are emitted (0)",
     )

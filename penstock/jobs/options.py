@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.host.process.network import (
@@ -54,10 +54,6 @@ def _optional(check: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     return lambda value, name: None if value is None else check(value, name)
 
 
-def _at_least(least: int) -> Callable[[Any, str], int]:
-    return lambda value, name: whole(value, name, least)
-
-
 def _ring_bytes(given: Any, name: str) -> int:
     size = whole(given, name)
     if size & (size - 1) or not MIN_CAPACITY <= size <= MAX_CAPACITY:
@@ -67,10 +63,6 @@ def _ring_bytes(given: Any, name: str) -> int:
             {name: size},
         )
     return size
-
-
-def _epoch_interval(given: Any, name: str) -> float:
-    return above_zero(given, name, ", or None for a job without epochs")
 
 
 def _replan(given: Any, name: str) -> Any:
@@ -98,38 +90,30 @@ def _transport(given: Any, name: str) -> Any:
     return given
 
 
-def _ports(given: Any, name: str) -> tuple[int, int]:
-    return checked_ports(given)
-
-
-def _node_timeout(given: Any, name: str) -> float:
-    return checked_node_timeout(given)
-
-
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "workers": _optional(_at_least(1)),
-    "parallelism": _optional(_at_least(1)),
+    "workers": _optional(whole),
+    "parallelism": _optional(whole),
     "local": flag,
     "detached": flag,
     "address": _optional(_address),
     "ring_bytes": _optional(_ring_bytes),
-    "window_bytes": _at_least(_LEAST_WINDOW_BYTES),
-    "cache_bytes": _at_least(1),
+    "window_bytes": partial(whole, least=_LEAST_WINDOW_BYTES),
+    "cache_bytes": whole,
     "check_shared": flag,
     "cpus_per_worker": number,
     "start_timeout_s": above_zero,
-    "epoch_interval_s": _optional(_epoch_interval),
+    "epoch_interval_s": _optional(partial(above_zero, otherwise=", or None for a job without epochs")),
     "epoch_timeout_s": above_zero,
     "checkpoints": _optional(_place),
-    "max_restarts": _at_least(0),
-    "max_attempts": _at_least(1),
+    "max_restarts": partial(whole, least=0),
+    "max_attempts": whole,
     "hang_timeout_s": above_zero,
     "savepoint": _optional(_place),
     "replan_s": _optional(_replan),
     "spares": flag,
     "transport": _transport,
-    "ports": _optional(_ports),
-    "node_timeout_s": _node_timeout,
+    "ports": lambda given, _: None if given is None else checked_ports(given),
+    "node_timeout_s": lambda given, _: checked_node_timeout(given),
 }
 
 # The options that local jobs refuse.

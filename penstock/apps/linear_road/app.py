@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from penstock.apps.app import App, Built, Status, above_zero_or_max, packaged
-from penstock.apps.command_line import Options, count, seconds
+from penstock.apps.command_line import COUNT, SECONDS, Options
 from penstock.apps.few import SHOWN, Few
 from penstock.apps.latest import Latest
 from penstock.apps.linear_road.source import TrafficSource
@@ -103,11 +103,11 @@ def _quantile(delays: Counter[int], share: float) -> int:
 
 
 def _add_options(parser: Options) -> None:
-    parser.add("--xways", metavar="N", type=count, default=1, help="number of expressways (1)")
+    parser.add("--xways", metavar="N", type=COUNT, default=1, help="number of expressways (1)")
     parser.add(
         "--seconds",
         metavar="S",
-        type=count,
+        type=COUNT,
         default=_SECONDS,
         help=f"seconds of traffic ({_SECONDS}); the benchmark has {DURATION_S}",
     )
@@ -132,7 +132,7 @@ def _add_options(parser: Options) -> None:
     parser.add(
         "--lateness",
         metavar="S",
-        type=seconds,
+        type=SECONDS,
         default=0.0,
         help="seconds by which lines of files may be out of order (0)",
     )

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import click
 
 from penstock.apps.app import App, Built, Status, add_load_options, described_rate
-from penstock.apps.command_line import Options, count
+from penstock.apps.command_line import COUNT, Options
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.nexmark.events import RATE, Events
 from penstock.apps.nexmark.queries import QUERIES
@@ -46,7 +46,7 @@ def _about(query: str) -> str:
 def _add_options(parser: Options) -> None:
     parser.add("--query", metavar="Q", type=click.Choice(list(QUERIES)), default="q5", help="one of q0 to q22 (q5)")
     add_load_options(parser, rate=_RATE, duration=f"{_DURATION_S:g}")
-    parser.add("--events", metavar="N", type=count, help="end after so many events, instead of --duration")
+    parser.add("--events", metavar="N", type=COUNT, help="end after so many events, instead of --duration")
     parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random events (0)")
     parser.add(
         "--skew",

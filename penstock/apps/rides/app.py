@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 
 from penstock.apps.app import App, Built, Status, above_zero_or_max, packaged
-from penstock.apps.command_line import Options, count, seconds
+from penstock.apps.command_line import COUNT, SECONDS, Options
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.rides.city import EVERY_S, REQUESTS_PER_S, Location, Locations, Requests
 from penstock.apps.rides.topology import RADIUS_M, topology
@@ -63,25 +63,25 @@ def _add_options(parser: Options) -> None:
         default=REQUESTS_PER_S,
         help=f"requests a second, or 'max': all of --duration as fast as possible ({REQUESTS_PER_S:g})",
     )
-    parser.add("--drivers", metavar="N", type=count, default=_DRIVERS, help=f"number of drivers ({_DRIVERS})")
+    parser.add("--drivers", metavar="N", type=COUNT, default=_DRIVERS, help=f"number of drivers ({_DRIVERS})")
     parser.add(
         "--every",
         metavar="S",
-        type=seconds,
+        type=SECONDS,
         default=EVERY_S,
         help=f"seconds between two locations of a driver ({EVERY_S:g})",
     )
     parser.add(
         "--radius",
         metavar="M",
-        type=seconds,
+        type=SECONDS,
         default=RADIUS_M,
         help=f"metres to the passenger that a driver is away at most ({RADIUS_M:g})",
     )
     parser.add(
         "--duration",
         metavar="S",
-        type=seconds,
+        type=SECONDS,
         help=f"seconds during which locations and requests come; 0: until Ctrl-C ({_DURATION_S:g})",
     )
     parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random city (0)")
@@ -91,7 +91,7 @@ def _add_options(parser: Options) -> None:
     parser.add(
         "--lateness",
         metavar="S",
-        type=seconds,
+        type=SECONDS,
         default=0.0,
         help="seconds by which lines of files may be out of order (0)",
     )

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from penstock.apps.app import App, Built, Status, above_zero_or_max, add_load_options, described_rate, packaged
-from penstock.apps.command_line import Options, count, seconds
+from penstock.apps.command_line import COUNT, SECONDS, Options
 from penstock.apps.few import Few, told
 from penstock.apps.sentiment.topology import WINDOW_S, topology
 from penstock.apps.sentiment.tweets import ENGLISH_SHARE, RATE, Tweet, Tweets
@@ -50,15 +50,15 @@ def parse(line: str) -> Tweet:
 
 def _add_options(parser: Options) -> None:
     add_load_options(parser, rate=_RATE, duration=f"{_DURATION_S:g}")
-    parser.add("--tweets", metavar="N", type=count, help="end after so many tweets, instead of --duration")
+    parser.add("--tweets", metavar="N", type=COUNT, help="end after so many tweets, instead of --duration")
     parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random tweets (0)")
     parser.add("--sample", is_flag=True, help="read the small file that is part of the package")
     parser.add("--input", metavar="FILE", help="read tweets from this file, a JSON object in each line")
-    parser.add("--window", metavar="S", type=seconds, default=WINDOW_S, help=f"seconds of each summary ({WINDOW_S:g})")
+    parser.add("--window", metavar="S", type=SECONDS, default=WINDOW_S, help=f"seconds of each summary ({WINDOW_S:g})")
     parser.add(
         "--lateness",
         metavar="S",
-        type=seconds,
+        type=SECONDS,
         default=0.0,
         help="seconds by which lines of a file may be out of order (0)",
     )

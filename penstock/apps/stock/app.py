@@ -13,7 +13,7 @@ from hashlib import blake2b
 from types import SimpleNamespace
 
 from penstock.apps.app import App, Built, Status, add_load_options, described_rate, packaged
-from penstock.apps.command_line import Options, count, seconds
+from penstock.apps.command_line import COUNT, SECONDS, Options
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.stock.orders import RATE, SYMBOLS, Order, Orders
 from penstock.apps.stock.topology import LIFETIME_S, TOP, WINDOW_S, topology
@@ -44,25 +44,25 @@ def parse(line: str) -> Order:
 
 def _add_options(parser: Options) -> None:
     add_load_options(parser, rate=_RATE, duration=f"{_DURATION_S:g}")
-    parser.add("--orders", metavar="N", type=count, help="end after so many orders, instead of --duration")
-    parser.add("--symbols", metavar="N", type=count, default=SYMBOLS, help=f"number of symbols ({SYMBOLS})")
+    parser.add("--orders", metavar="N", type=COUNT, help="end after so many orders, instead of --duration")
+    parser.add("--symbols", metavar="N", type=COUNT, default=SYMBOLS, help=f"number of symbols ({SYMBOLS})")
     parser.add("--seed", metavar="N", type=int, default=0, help="seed of the random orders (0)")
     parser.add("--sample", is_flag=True, help="read the small file that is part of the package")
     parser.add("--input", metavar="FILE", help="read orders from this file")
     parser.add(
         "--lifetime",
         metavar="S",
-        type=seconds,
+        type=SECONDS,
         default=LIFETIME_S,
         help=f"seconds for which an order rests; 0: for ever ({LIFETIME_S:g})",
     )
     parser.add(
-        "--window", metavar="S", type=seconds, default=WINDOW_S, help=f"seconds of each traded volume ({WINDOW_S:g})"
+        "--window", metavar="S", type=SECONDS, default=WINDOW_S, help=f"seconds of each traded volume ({WINDOW_S:g})"
     )
     parser.add(
         "--lateness",
         metavar="S",
-        type=seconds,
+        type=SECONDS,
         default=0.0,
         help="seconds by which lines of a file may be out of order (0)",
     )
