@@ -21,43 +21,32 @@ records: K is a plain number, V*T records, C seconds, PD records/s.
 Where we differ from the paper, and why:
 
 - **PD is what the record tasks sustain**, which is what they process while records wait before them. Records per busy
-  second would be what they could do alone. Where the operators that follow, or tasks of the same thread, hold them up,
-  this is several times as much: a burst would be answered late or never.
-- **K is measured.** The paper sets it "empirically to 0.2", though it defines it as PD/PO and its own throughput
-  figures (Spark 3.0/1.14 times JStorm's) make it 0.38. A K that is wrong by hand switches when it cannot pay. (With
-  `BurstOptions.k` it is set by hand, to decide as the paper does: by Eq. 7 alone, whether it pays or not.)
-- **PO is Spark's speed without its fixed cost**, which is t_s + t_ot and stands in C already (`cost.py` fits both). An
-  average of the two would count the fixed cost twice.
-- **A queue that others hold up is theirs.** Senders hold back what an operator does not take, so a burst within a flow
-  is also seen at all ranges before it, up to the source's. These would only make more of what cannot be taken. So L
-  counts for a decision without what waits because a range further down takes no more: of several ranges with long
-  queues, the last one whose queue is its own goes to Spark, and takes along what follows as every range does.
-- **t_dt is in t_ot too.** What a range makes goes to the next tasks by the same channels in both paradigms. What is
-  measured as t_ot is the way to Spark and back, which comes on top: it is the paper's t_ot - t_dt. So C is
-  T/2 + t_s + t_ot with what is measured, and never negative. t_dt itself is measured and shown, and neither decides nor
-  counts in predictions: what is measured of a switch is how long records wait for the range, and in it, and those on
-  the way to the next tasks have left it. (By the letter, with the paper's Table 2 (V 40,000/s, T 1 s, K 0.2; t_dt
-  1,533 ms against 500 + 39 + 44 ms), L_switch is 8,000 - 0.95 s * PD, negative for every PD above 8,421/s: L_up is
-  below L_down, an empty queue a burst. Measured under load, t_dt holds queues as well, which L counts.)
+  second would be several times as much where others hold them up: a burst would be answered late or never.
+- **K is measured.** The paper sets it "empirically to 0.2", though by its own throughput figures it is 0.38. A wrong K
+  switches when it cannot pay. (`BurstOptions.k` sets it by hand, to decide by Eq. 7 alone.)
+- **PO is Spark's speed without its fixed cost**, which is t_s + t_ot and stands in C already (`cost.py` fits both).
+- **A queue that others hold up is theirs.** A burst within a flow is also seen at all ranges before it. So L counts for
+  a decision without what waits because a range further down takes no more: of several ranges with long queues, the last
+  one whose queue is its own goes to Spark, and takes along what follows.
+- **t_dt is in t_ot too.** What a range makes goes to the next tasks by the same channels in both paradigms, and what is
+  measured as t_ot comes on top: it is the paper's t_ot - t_dt. So C is T/2 + t_s + t_ot with what is measured, and is
+  never negative. (By the letter, with the paper's Table 2, L_switch is negative for every PD above 8,421/s: an empty
+  queue would be a burst.)
 - **The queue that there is goes to Spark too**, and Spark has to be made ready. Eq. 5 compares states that have lasted
-  for ever. So beyond L > L_up, which is necessary, a switch must pay: Spark, its fixed cost at the longest interval
-  included, is quicker by a margin than the record tasks; and with the time to prepare and to switch it is through with
-  the queue sooner than they are. The reason says why not, with the figures.
+  for ever. So beyond L > L_up, which is necessary, a switch must pay: Spark is quicker by a margin, its fixed cost at
+  the longest interval included, and with the time to prepare and to switch it is through with the queue sooner.
 - **L < L_down is not enough to come back.** In the operation stream the queue swings between 0 and V*T with every
-  batch, and just after a batch was formed it is empty at any load: the greatest L of the longest interval counts.
-  And the record tasks must be able to bear V, or the burst is there again at once.
+  batch: the greatest L of the longest interval counts. And the record tasks must be able to bear V, or the burst is
+  there again at once.
 - **What the record tasks could do while Spark works is not known.** So the range comes back for a probe now and then,
   ever more rarely while these fail (`probes.py`).
-- **L counts as it will be when Spark can answer.** Who waits for L > L_up and then takes time to switch has more than
-  L_up waiting at the first answer. So L includes what comes beyond PD until then: (V - PD) * (switch_s + fixed_s), if
-  the queue is seen to grow as quickly: an old PD may be wrong. And delta is there so that a range does not go to and
-  fro. As nothing comes back while V > PD (see below), L_up is then L_switch itself. With both, the delay has no peak at
-  a switch that is higher than what micro-batches cost anyway.
+- **L counts as it will be when Spark can answer.** L includes what comes beyond PD until then, if the queue is seen to
+  grow as quickly: an old PD may be wrong. As nothing comes back while V > PD, L_up is then L_switch itself. With both,
+  the delay has no peak at a switch that is higher than what micro-batches cost anyway.
 - **A switch must have paid.** What Spark carries is measured (`switch_outcome.py`). When it is less than the record
   tasks would carry, the switch is taken back, and similar loads are refused for a while.
-- **The first moments of a job are slow**, because its record tasks load and compile what they need. With their speed of
-  that time a calm would be a burst. So a range does not switch in the first second of its work.
-- A switch costs a pause, so a range stays in a paradigm for a multiple of what switching costs.
+- **The first moments of a job are slow**, because its record tasks load and compile what they need. So a range does not
+  switch in the first second of its work, and it stays in a paradigm for a multiple of what switching costs.
 
 How a range moves, with the table `RANGE` as the only place that says so:
 

@@ -265,7 +265,7 @@ def test_keys_whose_class_has_lost_a_field_are_refused(monkeypatch: pytest.Monke
     """Those that differed in it only have become one already when they are read."""
     plan = flow_of(1, 1, 1).plan()
     entries = entries_of({(1, Account("a")): 1}, plan, lambda key: key[1].name)
-    monkeypatch.setitem(class_evolution._lost, Account, ["branch"])
+    monkeypatch.setitem(class_evolution._other, Account, ["name", "branch"])
     with pytest.raises(FlowError, match=r"operator 'count' has keys of the class Account, which had .*'branch'"):
         [read_changed(plan, task, entries, get, other_program=True) for task in plan.tasks]
 
@@ -328,7 +328,7 @@ def test_keys_with_a_new_field_that_differs_each_time_are_refused(
     ]
     blobs = [Blob(f"part {i}", len(part), 0, part) for i, part in enumerate(parts)]
     plan = flow_of(1, tasks, 1).plan()
-    monkeypatch.setitem(class_evolution._varying, Tagged, ["tag"])
+    monkeypatch.setitem(class_evolution._other, Tagged, ["name"])
     says = r"operator 'count' has keys of the class Tagged, which had no fields 'tag' .* Give .* a plain default"
     for some in (blobs, blobs[:1]):
         entries[at] = replace(entries[at], operators=["count"], blobs=some)

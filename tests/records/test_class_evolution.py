@@ -305,7 +305,7 @@ def test_classes_that_pickle_themselves_are_left_alone() -> None:
 
 @pytest.mark.parametrize("kind", ["frozen", "tuple", "array"])
 def test_keys_whose_class_lost_a_field_are_known(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(class_evolution, "_lost", {})
+    monkeypatch.setattr(class_evolution, "_other", {})
     before = declared("Acc", [("name", str), ("zone", str)], kind)
     after = declared("Acc", [("name", str)], kind)
     assert without_fields(after("a")) is None
@@ -324,7 +324,7 @@ def test_keys_whose_class_lost_a_field_are_known(kind: str, monkeypatch: pytest.
 def test_keys_whose_class_got_a_field_that_differs_each_time_are_known(
     then: str, now: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(class_evolution, "_varying", {})
+    monkeypatch.setattr(class_evolution, "_other", {})
     made: Any = msgspec.field if now == "array" else field
     before = declared("Acc", [("name", str)], then)
     for new in (("zone", str, "x"), ("zone", tuple, made(default_factory=tuple))):

@@ -10,14 +10,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.pickling import dumps, loads
-
-if TYPE_CHECKING:
-    pass
-
 
 # The greatest number of records in a micro-batch. Spark's fixed cost of some tenths of a second is small against this
 # many.

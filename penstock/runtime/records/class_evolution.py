@@ -58,9 +58,6 @@ _code_of_arguments: Any = namedtuple("_Some", "one").__getnewargs__.__code__  # 
 
 _layouts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _other: dict[type, list[str]] = {}  # classes whose objects had other fields when they were saved, and these fields
-_lost: dict[type, list[str]] = {}  # classes whose objects had more fields when they were saved, and these fields
-# Classes with new fields whose values are made anew for each saved object, and may differ each time. And these fields.
-_varying: dict[type, list[str]] = {}
 _EQUAL_EACH_TIME = (tuple, frozenset, str, bytes, int, float, bool, complex, list, dict, set)
 
 
@@ -84,12 +81,16 @@ def differs(class_: type, saved: str) -> bool:
 
 
 class _Change(NamedTuple):
-    """How a class has changed: the kind and the fields that it had, those that it has, and those that are gone."""
+    """How a class has changed: the kind and the fields that it had, and those that it has with their defaults."""
 
     kind: str
     names: list[str]
     now: dict[str, Any]
-    gone: list[str]
+
+    @property
+    def gone(self) -> list[str]:
+        """The fields that the class has no more."""
+        return [name for name in self.names if name not in self.now]
 
 
 class ByName(pickle._Unpickler):
@@ -115,7 +116,7 @@ class ByName(pickle._Unpickler):
                 kind, *names = saved.split(" ")
                 _other[made] = names
                 now = {} if _kind(made) is None else _defaults(made)
-                self._changed[made] = _Change(kind, names, now, _changed(made, names, now))
+                self._changed[made] = _Change(kind, names, now)
         elif function is _by_keywords and arguments[0] in self._changed:
             made = self._made(*arguments)
         elif isinstance(function, type) and function in self._changed and self._changed[function].kind == "struct":
@@ -146,14 +147,15 @@ class ByName(pickle._Unpickler):
         else:
             attributes, slots = state if isinstance(state, tuple) else (state, None)
             values = {**(attributes or {}), **(slots or {})}
-        _fill(one, {name: value for name, value in values.items() if name not in change.gone})
+        gone = change.gone
+        _fill(one, {name: value for name, value in values.items() if name not in gone})
 
     dispatch[pickle.BUILD[0]] = load_build
 
     def _made(self, class_: Any, values: Any) -> Any:
         """Returns an object of a changed class. `values` are those of its fields, as they were saved; those of a
         dataclass come later, and new fields have their defaults from the start."""
-        kind, names, now, gone = self._changed[class_]
+        kind, names, now = change = self._changed[class_]
         is_dataclass = dataclasses.is_dataclass(class_)
         if _kind(class_) is None or (kind not in _BY_POSITION and not is_dataclass):
             raise CodecError(
@@ -162,7 +164,7 @@ class ByName(pickle._Unpickler):
                 f"they cannot become. Keep the class {class_.__qualname__} as it was, give the new class another name "
                 "and convert the objects in a function of the flow, or start the job without the savepoint"
             )
-        new = {name: _default(class_, name, default, gone) for name, default in now.items() if name not in names}
+        new = {name: _default(class_, name, default, change) for name, default in now.items() if name not in names}
         if kind not in _BY_POSITION:
             one = class_.__new__(class_, *values)
             _fill(one, new)
@@ -186,32 +188,39 @@ def classes_changed() -> bool:
 def with_other_fields(key: Any) -> tuple[type, list[str]] | None:
     """Returns the class of a key, or of a part of the key, that had other fields when objects of it were saved, with
     these fields."""
-    return _part_of(_other, key)
+    return _part_of(key, lambda class_, saved: saved)
 
 
 def without_fields(key: Any) -> tuple[type, list[str]] | None:
     """Returns the class of a key, or of a part of the key, that has lost fields since objects of it were saved, with
     these fields."""
-    return _part_of(_lost, key)
+    return _part_of(key, lambda class_, saved: [name for name in saved if name not in _defaults(class_)])
 
 
 def with_varying_fields(key: Any) -> tuple[type, list[str]] | None:
     """Returns the class of a key, or of a part of the key, that has got fields since objects of it were saved which
     make one saved key unequal to itself when it is read twice, with these fields."""
-    return _part_of(_varying, key)
+    return _part_of(
+        key,
+        lambda class_, saved: [
+            name for name, default in _defaults(class_).items() if name not in saved and _varies(default)
+        ],
+    )
 
 
-def _part_of(classes: dict[type, list[str]], key: Any) -> tuple[type, list[str]] | None:
-    if not classes:
+def _part_of(key: Any, fields_of: Callable[[type, list[str]], list[str]]) -> tuple[type, list[str]] | None:
+    """Returns the class of a key, or of a part of the key, that has changed in a way which `fields_of` tells."""
+    if not _other:
         return None
-    if (fields := classes.get(type(key))) is not None:
-        return type(key), fields
+    class_ = type(key)
+    if (saved := _other.get(class_)) is not None and (fields := fields_of(class_, saved)):
+        return class_, fields
     parts: Iterable[Any] = ()
     if isinstance(key, tuple | frozenset):
         parts = key
-    elif _kind(type(key)) is not None:
-        parts = (getattr(key, name) for name in _defaults(type(key)))
-    return next((found for part in parts if (found := _part_of(classes, part)) is not None), None)
+    elif _kind(class_) is not None:
+        parts = (getattr(key, name) for name in _defaults(class_))
+    return next((found for part in parts if (found := _part_of(part, fields_of)) is not None), None)
 
 
 def called_class(class_: type) -> str:
@@ -287,17 +296,6 @@ def _defaults(class_: Any) -> dict[str, Any]:
     return {field.name: field for field in dataclasses.fields(class_)}
 
 
-def _changed(class_: type, saved: list[str], now: dict[str, Any]) -> list[str]:
-    """Returns the fields that a class has no more. Notes them, and new ones that a key must not have."""
-    gone = [name for name in saved if name not in now]
-    if gone:
-        _lost[class_] = gone
-    varying = [name for name, default in now.items() if name not in saved and _varies(default)]
-    if varying:
-        _varying[class_] = varying
-    return gone
-
-
 def _varies(default: Any) -> bool:
     """Whether objects with this default may be unequal for no other reason."""
     if isinstance(default, Factory):
@@ -307,7 +305,7 @@ def _varies(default: Any) -> bool:
     return not isinstance(default.default_factory, _Missing) and default.default_factory not in _EQUAL_EACH_TIME
 
 
-def _default(class_: type, name: str, default: Any, gone: list[str]) -> Any:
+def _default(class_: type, name: str, default: Any, change: _Change) -> Any:
     if isinstance(default, Factory):  # of a struct
         return _from_factory(class_, name, default.factory)
     # A class that came from another process has brought its own MISSING.
@@ -318,7 +316,8 @@ def _default(class_: type, name: str, default: Any, gone: list[str]) -> Any:
         return default.default
     elif not isinstance(default.default_factory, _Missing):
         return _from_factory(class_, name, default.default_factory)
-    lost = f" (they had {', '.join(map(repr, gone))}, which the class has no more)" if gone else ""
+    gone = ", ".join(map(repr, change.gone))
+    lost = f" (they had {gone}, which the class has no more)" if gone else ""
     raise CodecError(
         f"{called_class(class_)} has the field {name!r}, which objects of that class did not have when they were saved "
         f"by an earlier program{lost}. Give the field a default, which these objects then take, or keep the class as "
