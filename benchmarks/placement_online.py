@@ -30,6 +30,7 @@ from benchmarks.common import Bench, median, quantile, scratch, wait_until
 from benchmarks.placement_latency import SOL_RATE, simulated
 from penstock.actors.nodes import Nodes
 from penstock.apps import sol
+from penstock.host.decide.process_commands import GetTraffic
 from penstock.jobs.run import run as start_job
 from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.groups import Machine
@@ -118,7 +119,7 @@ class Watch:
     def _run(self) -> None:
         while True:
             plan, placed = self._runner.placed()
-            wanted = self.placer.look(plan, placed, self._runner.ask_all("traffic").values())
+            wanted = self.placer.look(plan, placed, self._runner.ask_all(GetTraffic()).values())
             if wanted is not None:
                 self._runner.better_placed(plan, placed, wanted)
                 compared = self.moved is not None

@@ -26,6 +26,7 @@ from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.job_runner import JobRunner
 from penstock.host.carry.notes import Notes
 from penstock.host.decide.commands import JobEnd
+from penstock.host.decide.process_commands import GetTraffic, SetClocks
 from penstock.host.process.collected import Encoded
 from penstock.host.process.linger import Driver
 from penstock.host.process.loading import UnloadedRunner, load_program
@@ -302,7 +303,7 @@ class _RayCarrier:
             known = self._processes.clocks()
             if told.keys() != known.keys() or any(abs(known[w] - told[w]) > _CLOCK_CHANGED_NS for w in known):
                 told = known
-            runner.tell_all("clocks", told)
+            runner.tell_all(SetClocks(told))
 
     def _watch_traffic(self, runner: JobRunner, period_s: float) -> None:
         """Asks the workers once in each period what their tasks send, and computes a new placement. Runs in a thread of
@@ -313,7 +314,7 @@ class _RayCarrier:
             wait_s = period_s
             try:
                 plan, placed = runner.placed()
-                wanted = self.placer.look(plan, placed, runner.ask_all("traffic").values())
+                wanted = self.placer.look(plan, placed, runner.ask_all(GetTraffic()).values())
             except Exception as error:  # the job is as well placed as it was
                 logger.warning(
                     "job %s: no new placement could be computed, so its tasks stay where they are: %s: %s",
@@ -333,7 +334,7 @@ class _RayCarrier:
             waited_s += wait_s
             wait_s = min(max(2 * wait_s, _RECORDS_FIRST_S), most_s)
             with contextlib.suppress(Exception):  # a worker that cannot say so now is asked again
-                reports = runner.ask_all("traffic").values()
+                reports = runner.ask_all(GetTraffic()).values()
                 if any(counts[1] for report in reports for task in report.tasks for counts in task["sent"]):
                     return
 

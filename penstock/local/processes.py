@@ -28,7 +28,7 @@ from penstock.host.process.starter import started
 from penstock.host.process.watched_process import ProcessHere, WatchedProcess
 from penstock.host.process.worker_process import Outcome, WorkerOptions
 from penstock.local import start_worker
-from penstock.local.worker import REPORT, SPARE, StartMessage
+from penstock.local.worker import SPARE, StartMessage
 from penstock.runtime.records.pickling import dumps, loads
 from penstock.runtime.transport.handshake import receive_frame, send_frame
 from penstock.runtime.worker.blackbox import is_stopped
@@ -46,7 +46,7 @@ class LocalProcesses:
         """`report`: takes (worker, incarnation, number, report)."""
         self._job = job
         self._options = options
-        self._server = ControlServer({REPORT: report})
+        self._server = ControlServer(lambda told: report(*told))
         self._lock = threading.Lock()
         self._closed = False
         self._handles: list[LocalWorker] = []

@@ -29,9 +29,6 @@ NODE = "local"
 #: What a process gets in place of its start message when it is no worker yet.
 SPARE = b"spare"
 
-#: The method of the program's control server that takes reports.
-REPORT = "report"
-
 
 @dataclass(frozen=True)
 class StartMessage:
@@ -87,7 +84,7 @@ class _Reports:
 
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> Any:
         """See ReportSender."""
-        return self._client.ask(REPORT, worker, incarnation, number, item)
+        return self._client.ask((worker, incarnation, number, item))
 
     def wait(self, reports: list[Future[Any]]) -> None:
         """See ReportSender."""

@@ -14,7 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.host.decide.commands import KillRelay, StartRelay, TellRelay
+from penstock.host.decide.commands import KillRelay, StartRelay
+from penstock.host.decide.process_commands import TellRelay
 from penstock.runtime.relaying.relay import Relay
 from tests.epochs.links import Ends, Node
 

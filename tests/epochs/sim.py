@@ -48,12 +48,21 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.bridge.burst import Mode
-from penstock.bridge.commands import SparkCommand
+from penstock.bridge.commands import DivertTasks, GreetBridge, SparkCommand, TakeSample, UndivertTasks
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.bridge.paradigm_scheduler import ParadigmScheduler
 from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
 from penstock.host.decide import commands as host_commands
 from penstock.host.decide.job_host import Found, HostOptions, JobHost
+from penstock.host.decide.process_commands import (
+    Build,
+    ExpectRelay,
+    Remove,
+    Removed,
+    Stop,
+    TellRelay,
+    UseRelays,
+)
 from penstock.host.process.collected import Collected
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
@@ -464,6 +473,15 @@ class Faults:
 #: manifest is not written, or nobody knows whether it is. And, where a ParadigmScheduler decides, that a worker is told
 #: of it.
 MOMENTS = ("save", "complete", "final", "remove_tasks", "build_tasks", "connect_tasks")
+
+CALLS: dict[type, str] = {
+    protocol.Complete: "complete",
+    Remove: "remove_tasks",
+    Build: "build_tasks",
+    protocol.ConnectTasks: "connect_tasks",
+    DivertTasks: "divert",
+    UndivertTasks: "undivert",
+}
 
 NONE = Faults(kills=0)
 
@@ -986,12 +1004,14 @@ class EpochCluster:
         """Carry out what the JobHost commands."""
         if self.fault is not None:
             raise self.fault
-        said: set[str] = set()
+        said: set[type] = set()
         for command in commands:
             if isinstance(command, host_commands.Call):
-                if command.method not in said:
-                    said.add(command.method)
-                    self._moment(command.method, command.method == "complete" and command.arguments[0].final)
+                kind = type(command.command)
+                if kind not in said:
+                    said.add(kind)
+                    final = isinstance(command.command, protocol.Complete) and command.command.final
+                    self._moment(CALLS.get(kind, ""), final)
                 process = self.processes.get(command.worker)
                 if process is not None and process.incarnation == command.incarnation:
                     process.commands.append(command)
@@ -1028,13 +1048,13 @@ class EpochCluster:
                 self._after(0.0, lambda p=hanging: self._kill(p) if p.alive else None, masters=False)
             elif isinstance(command, host_commands.GiveUpMachine):
                 self.nodes.give_up(command.machine, command.reason)
-            elif isinstance(command, host_commands.StartRelay | host_commands.KillRelay | host_commands.TellRelay):
+            elif isinstance(command, host_commands.StartRelay | host_commands.KillRelay | TellRelay):
                 self.relays.carry_out(command)
             elif isinstance(command, SparkCommand):
                 assert self.spark is not None
                 self.spark.carry_out(command)
             elif isinstance(command, host_commands.TellAll):
-                assert command.what == "stop"
+                assert isinstance(command.command, Stop)
                 self._tell_to_stop()
             else:
                 assert isinstance(command, host_commands.EndJob), f"{command}"
@@ -1399,71 +1419,59 @@ class EpochCluster:
         """A process does what it is called for."""
         participant, transport, loop = process.participant, process.transport, process.loop
         before = dict(loop.wiring.tasks)
-        command = call.arguments[0] if call.arguments else None
-        answer: Any = None
-        if call.method == "trigger":
-            future = participant.trigger(call.arguments[0])
-        elif call.method == "park":
-            future = participant.park(*call.arguments)
-        elif call.method == "unpark":
-            future = participant.unpark()
-        elif call.method == "save_whole_state":
-            future = participant.save_whole_state(command)
-        elif call.method == "complete":
-            future = participant.complete(command)
-            answer = process.inbox.capacity
-        elif call.method == "remove_tasks":
-            transport.drop(call.arguments[1])
-            future = participant.remove_tasks(command)
-            answer = {"address": transport.address, "rings": {}}
-        elif call.method == "connect_tasks":
-            future = participant.connect_tasks(command)
-        elif call.method == "end":
-            future = participant.end()
-        elif call.method == "expect_relay":
-            process.relays.add(call.arguments[0])
-            transport.drop([call.arguments[0]])
-            future, answer = loop.call(lambda: None), transport.address
-        elif call.method == "use_relays":
-            future = loop.call(lambda: self._use_relays(process, call.arguments[0]))
-        elif call.method == "divert":
-            divert, _, _ = call.arguments
+        command, answer = call.command, None
+        tasks: Any = command  # of the coordinator
+        if isinstance(command, Remove):
+            tasks = command.tasks
+            transport.drop(command.dead)
+            future = participant.obey(tasks)
+            answer = Removed(transport.address, {})
+        elif isinstance(command, Build):
+            tasks = command.tasks
+            transport.connect(command.addresses)
+            if self.nodes.several:
+                self._set_clocks(process)
+                self.nodes.look_at_links()
             try:
-                spark = None if self.spark is None else self.spark.bridge(process, divert.life)
+                future = participant.obey(tasks)
+            except (StoreUnreachable, SnapshotDamaged) as error:
+                refused = Refused(error)
+                self._answer(process, lambda: self.host.refused(*_whose(process, call), refused, self.now))
+                return
+        elif isinstance(command, ExpectRelay):
+            process.relays.add(command.relay)
+            transport.drop([command.relay])
+            future, answer = loop.call(lambda: None), transport.address
+        elif isinstance(command, UseRelays):
+            future = loop.call(lambda: self._use_relays(process, command.relays))
+        elif isinstance(command, DivertTasks):
+            try:
+                spark = None if self.spark is None else self.spark.bridge(process, command.divert.life)
                 bridge = _Bridge(self, process, spark)
             except ConnectionError as error:
                 gone = Refused(error)
                 self._answer(process, lambda: self.host.refused(*_whose(process, call), gone, self.now))
                 return
-            future = loop.call(lambda: loop.divert(divert, bridge))
-        elif call.method == "undivert":
-            future = loop.call(lambda: loop.undivert(command))
-        elif call.method == "greet_bridge":
+            future = loop.call(lambda: loop.divert(command.divert, bridge))
+        elif isinstance(command, UndivertTasks):
+            future = loop.call(lambda: loop.undivert(command.chain))
+        elif isinstance(command, GreetBridge):
             future = loop.call(lambda: None)
-        elif call.method == "take_sample":
-            future, answer = loop.call(lambda: None), loop.take_sample(call.arguments[0])
+        elif isinstance(command, TakeSample):
+            future, answer = loop.call(lambda: None), loop.take_sample(command.request)
         else:
-            assert call.method == "build_tasks"
-            command, addresses, _ = call.arguments
-            transport.connect(addresses)
-            if self.nodes.several:
-                self._set_clocks(process)
-                self.nodes.look_at_links()
-            try:
-                future = participant.build_tasks(command)
-            except (StoreUnreachable, SnapshotDamaged) as error:
-                refused = Refused(error)
-                self._answer(process, lambda: self.host.refused(*_whose(process, call), refused, self.now))
-                return
+            future = participant.obey(command)
+            if isinstance(command, protocol.Complete):
+                answer = process.inbox.capacity
         loop.do_calls()
         future.result(0)
-        if call.method == "build_tasks":
-            self.checks.built(process, command)
+        if isinstance(command, Build):
+            self.checks.built(process, tasks)
         self._answer(process, lambda: self.host.answered(*_whose(process, call), answer, self.now))
-        if call.method == "end":
+        if isinstance(command, protocol.End):
             ended = lambda: self.host.run_ended(process.worker, process.incarnation, None, None, self.now)
             self._answer(process, ended)
-        self.checks.others_stay(process, command, before)
+        self.checks.others_stay(process, tasks, before)
 
     def _use_relays(self, process: Process, relays: RelayMap) -> None:
         transport, root = process.transport, process.loop.wiring.root
@@ -2075,7 +2083,10 @@ class EpochCluster:
         self.counts["losses told"] += 1
         self.store.may_be_lost(names)
         commands = self.host.lost(names, reason, self.now)
-        self.counts["rewrites"] += any(getattr(command, "method", None) == "save_whole_state" for command in commands)
+        self.counts["rewrites"] += any(
+            isinstance(command, host_commands.Call) and isinstance(command.command, protocol.SaveWholeState)
+            for command in commands
+        )
         self._do(commands)
 
     # --- telling -------------------------------------------------------------------------------------------------

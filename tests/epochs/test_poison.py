@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.host.decide.commands import Call, StartProcess
+from penstock.host.decide.process_commands import Build
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.worker.blackbox import (
@@ -85,8 +86,8 @@ class Deadly(EpochCluster):
 
     def _command(self, process: Process, call: Call) -> None:
         super()._command(process, call)
-        if call.method == "build_tasks":
-            process.loop.run_record_by_record(call.arguments[2])
+        if isinstance(call.command, Build):
+            process.loop.run_record_by_record(call.command.modes)
 
     def check(self) -> None:
         self.made.check(self.outside.records())

@@ -23,12 +23,12 @@ from typing import Any, NoReturn
 from penstock.host.carry.processes import CannotStart, ProcessDied
 from penstock.host.process.control import ControlServer, End
 from penstock.host.process.network import Network
-from penstock.host.process.node_agent import NodeAgent, NodeLine
+from penstock.host.process.node_agent import Kill, NodeAgent, NodeLine
 from penstock.host.process.relay_process import RelayProcess
 from penstock.host.process.reporting import Report
 from penstock.host.process.worker_process import Outcome, WorkerOptions, WorkerProcess
 from penstock.local.local_job import LocalJob
-from penstock.local.worker import REPORT, _Reports
+from penstock.local.worker import _Reports
 from penstock.runtime.records.pickling import dumps, loads
 from penstock.runtime.transport import choose
 from penstock.runtime.transport.handshake import receive_frame, send_frame
@@ -189,7 +189,7 @@ class GuestProcesses:
         self._job = job
         self._network = network = Network(node_timeout_s=PATIENCE_S).secured()
         self._options = replace(options, network=network)
-        self._server = ControlServer({REPORT: report}, network.ports(_own()[1]))
+        self._server = ControlServer(lambda told: report(*told), network.ports(_own()[1]))
         self._channels: list[socket.socket] = []
         self._lines: list[NodeLine] = []
         for node, address in enumerate(addresses()):
@@ -232,7 +232,7 @@ class GuestProcesses:
 
     def kill(self, guest: int, pid: int) -> None:
         """Kills a worker or a relay of a guest."""
-        self._lines[guest].tell("kill", pid)
+        self._lines[guest].tell(Kill(pid))
 
     def clocks(self) -> dict[int, int]:
         """See Processes."""

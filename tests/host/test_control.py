@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.host.carry.links import AllWorkers, Link
+from penstock.host.decide.process_commands import GetLoad, GetStatus, Halt, Ping, Stop
 from penstock.host.process import control
 from penstock.host.process.control import (
     ControlClient,
@@ -42,9 +43,9 @@ from penstock.runtime.transport.endpoint import Ports
 from tests.e2e.processes import LIMIT_S, wait_until
 
 
-def asked(workers: AllWorkers, method: str) -> dict[int, Any]:
+def asked(workers: AllWorkers, question: object) -> dict[int, Any]:
     """All answers, however long they take."""
-    return workers.ask(method, LIMIT_S)
+    return workers.ask(question, LIMIT_S)
 
 
 @pytest.fixture
@@ -52,6 +53,9 @@ def workers() -> Iterator[AllWorkers]:
     made = AllWorkers()
     yield made
     made.close()
+
+
+NAMES: dict[type, str] = {GetStatus: "status", GetLoad: "load", Stop: "stop", Ping: "ping"}
 
 
 class Busy:
@@ -62,48 +66,48 @@ class Busy:
         self.free.set()
         self.calls: Counter[str] = Counter()
         self._number = number
-        self.server = ControlServer({name: self._handler(name) for name in ("status", "load", "stop", "ping")})
+        self.server = ControlServer(self._obey)
 
-    def _handler(self, name: str) -> Callable[[], tuple[int, str, int]]:
-        def handle() -> tuple[int, str, int]:
-            assert self.free.wait(LIMIT_S)
-            self.calls[name] += 1
-            return self._number, name, self.calls[name]
-
-        return handle
+    def _obey(self, command: object) -> tuple[int, str, int]:
+        assert self.free.wait(LIMIT_S)
+        name = NAMES[type(command)]
+        self.calls[name] += 1
+        return self._number, name, self.calls[name]
 
 
 # --- answers belong to questions ------------------------------------------------------------------------------------
 
 
-def fail() -> int:
+def fail(command: object) -> int:
+    if isinstance(command, Stop):
+        return 10
     raise ValueError("no status")
 
 
 def test_a_failing_answer_leaves_no_answer_for_the_next_question(workers: AllWorkers) -> None:
-    servers = [ControlServer({"status": fail, "stop": lambda: 10})]
-    servers += [ControlServer({"status": lambda i=i: i, "stop": lambda i=i: 10 + i}) for i in (1, 2)]
+    servers = [ControlServer(fail)]
+    servers += [ControlServer(lambda command, i=i: 10 + i if isinstance(command, Stop) else i) for i in (1, 2)]
     for i, server in enumerate(servers):
         workers.connect(i, server.end, os.getpid())
     for _ in range(20):
-        with pytest.raises(PenstockError, match="worker 0 could not answer status: ValueError: no status"):
-            asked(workers, "status")
-        assert asked(workers, "stop") == {0: 10, 1: 11, 2: 12}
+        with pytest.raises(PenstockError, match="worker 0 could not answer GetStatus: ValueError: no status"):
+            asked(workers, GetStatus())
+        assert asked(workers, Stop()) == {0: 10, 1: 11, 2: 12}
 
 
 def test_a_worker_that_answers_late_is_asked_again(workers: AllWorkers) -> None:
     late, prompt = Busy(0), Busy(1)
     workers.connect(0, late.server.end, 100)
     workers.connect(1, prompt.server.end, 101)
-    assert asked(workers, "status") == {0: (0, "status", 1), 1: (1, "status", 1)}
+    assert asked(workers, GetStatus()) == {0: (0, "status", 1), 1: (1, "status", 1)}
     late.free.clear()
     for _ in range(28):
-        assert 0 not in workers.ask("status", 0.01)
+        assert 0 not in workers.ask(GetStatus(), 0.01)
     assert set(workers.silent()) == {0}
     late.free.set()
-    assert asked(workers, "load") == {0: (0, "load", 1), 1: (1, "load", 1)}
+    assert asked(workers, GetLoad()) == {0: (0, "load", 1), 1: (1, "load", 1)}
     wait_until(lambda: not workers.silent(), "the late answer has come")
-    assert asked(workers, "status")[0] == (0, "status", 3), "29 questions were one, of which the answer was not lost"
+    assert asked(workers, GetStatus())[0] == (0, "status", 3), "29 questions were one, of which the answer was not lost"
 
 
 def test_nobody_waits_for_a_worker_that_is_silent_for_long(
@@ -120,7 +124,7 @@ def test_nobody_waits_for_a_worker_that_is_silent_for_long(
     silent.free.clear()
     workers.connect(0, silent.server.end, 100)
     for _ in range(50):
-        assert workers.ask("status", 0.01) == {}
+        assert workers.ask(GetStatus(), 0.01) == {}
     assert sum(waited) < 50 / 2, waited
     silent.free.set()
 
@@ -128,7 +132,8 @@ def test_nobody_waits_for_a_worker_that_is_silent_for_long(
 def test_a_paused_process_answers_again_and_gets_what_was_wished(workers: AllWorkers) -> None:
     code = (
         "import sys, threading; from penstock.host.process.control import ControlServer; stopped = []\n"
-        "s = ControlServer({'status': lambda: len(stopped), 'stop': lambda: stopped.append(1)})\n"
+        "from penstock.host.decide.process_commands import Stop\n"
+        "s = ControlServer(lambda command: stopped.append(1) if isinstance(command, Stop) else len(stopped))\n"
         "print(repr((s.end.address, s.end.key)), flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -136,17 +141,17 @@ def test_a_paused_process_answers_again_and_gets_what_was_wished(workers: AllWor
         assert process.stdout is not None
         end = End(*eval(process.stdout.readline()))
         workers.connect(0, end, process.pid)
-        assert asked(workers, "status") == {0: 0}
+        assert asked(workers, GetStatus()) == {0: 0}
         os.kill(process.pid, signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)  # until it has stopped
-        assert workers.ask("status", 0.05) == {}
-        workers.standing_request("stop")
+        assert workers.ask(GetStatus(), 0.05) == {}
+        workers.standing_request(Stop())
         # Nor does a worker that is connected to while it is paused hold anybody up.
         workers.connect(1, end, process.pid)
-        assert workers.ask("status", 0.05) == {}
+        assert workers.ask(GetStatus(), 0.05) == {}
         assert set(workers.silent()) == {0, 1}
         os.kill(process.pid, signal.SIGCONT)
-        wait_until(lambda: asked(workers, "status") == {0: 2, 1: 2}, "it was told to stop, once as each of the two")
+        wait_until(lambda: asked(workers, GetStatus()) == {0: 2, 1: 2}, "it was told to stop, once as each of the two")
     finally:
         process.kill()
         process.communicate()
@@ -158,7 +163,7 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_is_done_twice() -> N
     try:
         for n in range(1, 20):
             busy.free.clear()
-            future = line.ask("stop")
+            future = line.ask(Stop())
             if n % 3:
                 wait_until(lambda: line._connection is not None, "it is connected")
                 assert line._connection is not None
@@ -178,20 +183,20 @@ def test_what_a_worker_that_has_gone_was_asked_ends() -> None:
     before = set(threading.enumerate())
     link = Link(0, gone)
     told: list[str] = []
-    for command in ("remove_tasks", "build_tasks"):
-        link.send(command, (), lambda _: told.append("answered"), lambda _: told.append("refused"))
+    for command in (Stop(), Halt()):
+        link.send(command, lambda _: told.append("answered"), lambda _: told.append("refused"))
     link.close()
     wait_until(lambda: not set(threading.enumerate()) - before, "the link's threads have ended")
     assert told == []
     workers = AllWorkers()
     workers.connect(0, gone, 100)
-    assert workers.ask("status", 0.01) == {}
+    assert workers.ask(GetStatus(), 0.01) == {}
     workers.disconnect(0)
-    assert asked(workers, "status") == {}
+    assert asked(workers, GetStatus()) == {}
     line = ControlClient(gone, "line")
     line.close()
     with pytest.raises(Gone):
-        line.ask("status").result(0)
+        line.ask(GetStatus()).result(0)
 
 
 def test_what_somebody_said_who_has_gone_is_not_done() -> None:
@@ -200,8 +205,8 @@ def test_what_somebody_said_who_has_gone_is_not_done() -> None:
     busy = Busy(0)
     busy.free.clear()
     line = ControlClient(busy.server.end, "line")
-    line.ask("status")
-    line.ask("stop")
+    line.ask(GetStatus())
+    line.ask(Stop())
     wait_until(lambda: busy.server.heard == 1, "it is at the first")
     line.close()
     busy.free.set()
@@ -219,14 +224,14 @@ def test_commands_keep_their_order_and_refusals_their_errors() -> None:
             raise KeyError(number)
         return 2 * number
 
-    server = ControlServer({"do": do})
+    server = ControlServer(do)
     link = Link(0, server.end)
     came: list[object] = []
     over = threading.Event()
     for number in range(6):
-        link.send("do", (number,), came.append, came.append)
+        link.send(number, came.append, came.append)
     cannot_travel = threading.Lock()
-    link.send("do", (cannot_travel,), came.append, lambda error: (came.append(error), over.set()))  # type: ignore[func-returns-value]
+    link.send(cannot_travel, came.append, lambda error: (came.append(error), over.set()))  # type: ignore[func-returns-value]
     assert over.wait(LIMIT_S)
     link.close()
     assert done == list(range(6))
@@ -254,9 +259,9 @@ def torment(seed: int, steps: int = 60, limit_s: float = LIMIT_S) -> None:
             worker = rng.randrange(3)
             what = rng.choice(("ask", "ask", "ask", "busy", "free", "break", "replace", "wish"))
             if what == "ask":
-                method = rng.choice(("status", "load"))
-                for answered, (number, name, _) in workers.ask(method, 0.002).items():
-                    assert (number, name) == (answered, method), "an answer to another question"
+                question = rng.choice((GetStatus(), GetLoad()))
+                for answered, (number, name, _) in workers.ask(question, 0.002).items():
+                    assert (number, name) == (answered, NAMES[type(question)]), "an answer to another question"
             elif what == "busy":
                 lives[worker].free.clear()
             elif what == "free":
@@ -272,13 +277,13 @@ def torment(seed: int, steps: int = 60, limit_s: float = LIMIT_S) -> None:
                 workers.connect(worker, lives[worker].server.end, 100 + worker)
             elif what == "wish" and rng.random() < 0.3 and not wished:
                 wished = True
-                workers.standing_request("stop")
+                workers.standing_request(Stop())
         if not wished:
-            workers.standing_request("stop")
+            workers.standing_request(Stop())
         for life in lives:
             life.free.set()
         wait_until(lambda: all(life.calls["stop"] for life in lives), "each worker was told to stop", limit_s)
-        assert set(asked(workers, "status")) == {0, 1, 2}, "each worker is still asked"
+        assert set(asked(workers, GetStatus())) == {0, 1, 2}, "each worker is still asked"
         assert all(life.calls["stop"] <= 1 for life in everyone)
     finally:
         for life in everyone:
@@ -292,18 +297,18 @@ def test_every_worker_is_asked_and_told_whatever_is_late(seed: int) -> None:
     torment(seed)
 
 
-def _drop_the_late(self: AllWorkers, method: str, patience_s: float) -> dict[int, Any]:
+def _drop_the_late(self: AllWorkers, question: object, patience_s: float) -> dict[int, Any]:
     """A worker that does not answer in time is not asked again."""
-    answers = _ask(self, method, patience_s)
+    answers = _ask(self, question, patience_s)
     for worker in self.silent():
         self.disconnect(worker)
     return answers
 
 
-def _tell_once(self: AllWorkers, method: str) -> None:
+def _tell_once(self: AllWorkers, request: object) -> None:
     """Those who come later, or are not connected just now, are not told."""
     for questions in self._all():
-        questions.ask(method)
+        questions.ask(request)
 
 
 _ask = AllWorkers.ask
@@ -433,10 +438,10 @@ def stranger(server: ControlServer) -> socket.socket:
 
 @everywhere
 def test_a_stranger_who_says_nothing_holds_up_nobody(ports: Ports | None) -> None:
-    server = ControlServer({"status": lambda: 7}, ports)
+    server = ControlServer(lambda command: 7, ports)
     silent = [stranger(server) for _ in range(control._STRANGERS_MAX * 3)]
     line = ControlClient(server.end, "line")
-    assert line.ask("status").result(LIMIT_S) == 7
+    assert line.ask(GetStatus()).result(LIMIT_S) == 7
     wait_until(lambda: len(server._strangers) <= control._STRANGERS_MAX, "those beyond the bound are hung up")
     for one in silent:
         one.close()
@@ -449,7 +454,7 @@ def test_a_peer_that_does_not_prove_itself_in_time_is_hung_up(
     ports: Ports | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_HANDSHAKE_S", 0.2)
-    server = ControlServer({}, ports)
+    server = ControlServer(lambda command: None, ports)
     slow = stranger(server)
     assert len(slow.recv(1000)) == 32
     slow.send(b"x")
@@ -462,7 +467,7 @@ def test_nothing_is_decoded_before_the_peer_has_proved_itself(
 ) -> None:
     decoded: list[bytes] = []
     monkeypatch.setattr(control, "loads", decoded.append)
-    server = ControlServer({}, ports)
+    server = ControlServer(lambda command: None, ports)
     with stranger(server) as one:
         assert len(one.recv(1000)) == 32
         one.sendall(bytes(64) + pickle.dumps(("status", ())) * 100)
@@ -500,7 +505,7 @@ def test_the_user_of_a_peer_is_known() -> None:
 
 def test_a_user_who_may_not_knock_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "of_this_user", lambda connection: False)
-    server = ControlServer({})
+    server = ControlServer(lambda command: None)
     with stranger(server) as one:
         assert one.recv(1000) == b""
     assert not server._strangers
@@ -568,7 +573,7 @@ def test_a_server_that_does_not_know_the_key_is_told_nothing() -> None:
 @pytest.mark.parametrize("ports", [None, Ports("127.0.0.1")], ids=["unix", "ipv4"])
 def test_strangers_of_every_kind_let_a_client_through(ports: Ports | None) -> None:
     """Random bytes, half of a handshake, very long messages, connections that are closed at once, and silence."""
-    server = ControlServer({"status": lambda: 7}, ports)
+    server = ControlServer(lambda command: 7, ports)
     over = threading.Event()
     came: Counter[str] = Counter()
 
@@ -608,7 +613,7 @@ def test_strangers_of_every_kind_let_a_client_through(ports: Ports | None) -> No
         for _ in range(20):
             line = ControlClient(server.end, "line")
             for _ in range(5):
-                assert line.ask("status").result(LIMIT_S) == 7
+                assert line.ask(GetStatus()).result(LIMIT_S) == 7
             line.close()
         wait_until(lambda: len(came - Counter(refused=came["refused"])) == 6, "strangers of each kind have come")
     finally:
@@ -616,13 +621,13 @@ def test_strangers_of_every_kind_let_a_client_through(ports: Ports | None) -> No
         for thread in annoying:
             thread.join()
     line = ControlClient(server.end, "line")
-    assert line.ask("status").result(LIMIT_S) == 7
+    assert line.ask(GetStatus()).result(LIMIT_S) == 7
     line.close()
     server.close()
 
 
 def test_strangers_of_another_machine_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    server = ControlServer({"status": lambda: 7}, Ports("127.0.0.1"))
+    server = ControlServer(lambda command: 7, Ports("127.0.0.1"))
     for said in (b"", b"GET / HTTP/1.1\r\n" * 20, bytes(64)):
         with stranger(server) as one, suppress(OSError):
             one.sendall(said)
@@ -638,7 +643,7 @@ def test_strangers_of_another_machine_are_told_once(caplog: pytest.LogCaptureFix
 
 def test_a_stranger_that_has_gone_is_told_by_its_address(caplog: pytest.LogCaptureFixture) -> None:
     """A port scanner resets its connection at once."""
-    server = ControlServer({"status": lambda: 7}, Ports("127.0.0.1"))
+    server = ControlServer(lambda command: 7, Ports("127.0.0.1"))
     with stranger(server) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wait_until(lambda: caplog.records != [], "it is told")
@@ -648,7 +653,7 @@ def test_a_stranger_that_has_gone_is_told_by_its_address(caplog: pytest.LogCaptu
 
 
 def test_a_stranger_that_does_not_know_the_key_is_told_as_refused(caplog: pytest.LogCaptureFixture) -> None:
-    server = ControlServer({"status": lambda: 7}, Ports("127.0.0.1"))
+    server = ControlServer(lambda command: 7, Ports("127.0.0.1"))
     with stranger(server) as one:
         one.sendall(bytes(64))
         wait_until(lambda: caplog.records != [], "it is told")
@@ -658,13 +663,13 @@ def test_a_stranger_that_does_not_know_the_key_is_told_as_refused(caplog: pytest
 
 def test_a_recorded_handshake_lets_nobody_in() -> None:
     """What a client has said is of no use to somebody who has listened: the server asks for another proof."""
-    server = ControlServer({"status": lambda: 7}, Ports("127.0.0.1"))
+    server = ControlServer(lambda command: 7, Ports("127.0.0.1"))
     said: list[bytes] = []
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         line = ControlClient(End(endpoint.tcp_address(*listener.getsockname()), server.end.key), "line")
-        asked = line.ask("status")
+        asked = line.ask(GetStatus())
         client, _ = listener.accept()
         with client, stranger(server) as through:  # the listener between the two
             client.sendall(through.recv(32))
@@ -687,7 +692,7 @@ def test_a_recorded_handshake_lets_nobody_in() -> None:
 
 
 def test_the_key_of_a_server_is_in_no_repr() -> None:
-    server = ControlServer({})
+    server = ControlServer(lambda command: None)
     assert repr(server.end.key) not in repr(server.end)
     assert server.end.key.hex() not in repr(server.end)
     server.close()
@@ -698,19 +703,19 @@ def test_a_range_of_ports_is_kept_to_and_may_be_used_up() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     only = Ports("127.0.0.1", port, port)
-    server = ControlServer({"status": lambda: 7}, only)
+    server = ControlServer(lambda command: 7, only)
     assert endpoint.host_and_port(server.end.address) == ("127.0.0.1", port)
     with pytest.raises(endpoint.NoPort, match="give a wider range"):
-        ControlServer({}, only)
+        ControlServer(lambda command: None, only)
     line = ControlClient(server.end, "line")
-    assert line.ask("status").result(LIMIT_S) == 7
+    assert line.ask(GetStatus()).result(LIMIT_S) == 7
     line.close()
     server.close()
 
 
 def test_an_accept_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with too many open files, or no room for a thread."""
-    server = ControlServer({"status": lambda: 7})
+    server = ControlServer(lambda command: 7)
     let_in, failures = server._let_in, [RuntimeError("can't start new thread"), OSError(24, "Too many open files")]
 
     def fails_first(connection: socket.socket, address: object) -> None:
@@ -720,7 +725,7 @@ def test_an_accept_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(server, "_let_in", fails_first)
     line = ControlClient(server.end, "line")
-    assert line.ask("status").result(LIMIT_S) == 7
+    assert line.ask(GetStatus()).result(LIMIT_S) == 7
     assert not failures
     line.close()
 
@@ -799,7 +804,7 @@ def claims(size: int) -> bytes:
 def test_what_can_be_no_request_is_told_and_ends_the_connection(
     sent: bytes, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = ControlServer({"ping": lambda: "pong"})
+    server = ControlServer(lambda command: "pong")
     with proved(server) as connection:
         connection.sendall(sent)
         assert connection.recv(1) == b"", "it is closed"
@@ -833,8 +838,8 @@ def test_an_answer_that_is_too_short_costs_a_connection(monkeypatch: pytest.Monk
         cut.append(False)
 
     monkeypatch.setattr(control, "send_frame", short)
-    server = ControlServer({"ping": lambda: "pong"})
+    server = ControlServer(lambda command: "pong")
     client = ControlClient(server.end, "asks")
-    assert client.ask("ping").result(LIMIT_S) == "pong"
+    assert client.ask(Ping()).result(LIMIT_S) == "pong"
     client.close()
     server.close()

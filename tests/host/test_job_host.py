@@ -26,10 +26,10 @@ from penstock.host.decide.commands import (
     StartProcess,
     StartRelay,
     TellAll,
-    TellRelay,
 )
 from penstock.host.decide.job_host import Found, HostOptions, JobHost
-from penstock.runtime.epochs.coordinator import EpochOptions
+from penstock.host.decide.process_commands import Build, ExpectRelay, Remove, Removed, Stop, TellRelay, UseRelays
+from penstock.runtime.epochs.coordinator import Complete, EpochOptions, Trigger
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.participant import Acknowledged, Declined
 from penstock.runtime.epochs.store import Store
@@ -82,6 +82,10 @@ class Refused(PenstockError):
         self.error = error
 
 
+def name_of(call: Call) -> str:
+    return type(call.command).__name__
+
+
 class Job:
     """A JobHost whose carrier does at once what it is told, and says so, but for what `silent` names."""
 
@@ -104,7 +108,7 @@ class Job:
     def take(self, commands: list[HostCommand]) -> None:
         for command in commands:
             if isinstance(command, Call):
-                if command.method in self.silent:
+                if name_of(command) in self.silent:
                     self.calls.append(command)
                 else:
                     self.answer(command)
@@ -128,14 +132,14 @@ class Job:
 
     def answer(self, call: Call) -> None:
         answer: Any = None
-        if call.method == "remove_tasks":
-            answer = {"address": f"{call.worker}/{call.incarnation}", "rings": {}}
-        elif call.method == "complete":
+        if isinstance(call.command, Remove):
+            answer = Removed(f"{call.worker}/{call.incarnation}", {})
+        elif isinstance(call.command, Complete):
             answer = 1 << 20
-        elif call.method == "expect_relay":
+        elif isinstance(call.command, ExpectRelay):
             answer = f"{call.worker}/{call.incarnation}"
-        elif call.method == "use_relays":
-            self.maps[call.worker] = call.arguments[0]
+        elif isinstance(call.command, UseRelays):
+            self.maps[call.worker] = call.command.relays
         self.take(self.host.answered(call.worker, call.incarnation, call.number, answer, self.now))
 
     def dies(self, worker: int) -> None:
@@ -206,7 +210,7 @@ def test_a_job_whose_last_worker_dies_while_a_manifest_is_saved_has_not_finished
 
 def test_processes_start_and_tasks_are_built_when_all_have_removed_theirs() -> None:
     job = running(workers=3)
-    job.silent |= {"remove_tasks", "build_tasks"}
+    job.silent |= {"Remove", "Build"}
     job.dies(1)
     assert job.host.life.state == "RECOVERING"
     assert [call.worker for call in job.calls] == [0, 2]
@@ -215,17 +219,19 @@ def test_processes_start_and_tasks_are_built_when_all_have_removed_theirs() -> N
     assert job.starts == [], "worker 2 may still send what the new process must not get"
     job.answer(job.calls.pop(0))
     assert job.calls
-    assert {call.method for call in job.calls} == {"build_tasks"}
+    assert {name_of(call) for call in job.calls} == {"Build"}
     assert {call.incarnation for call in job.calls if call.worker == 1} == {2}
-    assert all(call.arguments[1][1] == "1/2" for call in job.calls), "the new address of worker 1"
+    assert all(call.command.addresses[1] == "1/2" for call in job.calls if isinstance(call.command, Build)), (
+        "the new address of worker 1"
+    )
 
 
 def test_who_dies_before_it_has_removed_its_tasks_holds_up_nobody() -> None:
     job = running(workers=3)
-    job.silent.add("remove_tasks")
+    job.silent.add("Remove")
     job.dies(1)
     job.dies(0)
-    (call,) = (call for call in job.calls if call.worker == 2 and call.arguments[1] == [0, 1])
+    (call,) = (call for call in job.calls if call.worker == 2 and call.command.dead == [0, 1])
     job.answer(next(one for one in job.calls if one.worker == 2 and one is not call))
     assert job.host.life.state == "RECOVERING", "it has answered an earlier removal"
     job.answer(call)
@@ -236,7 +242,7 @@ def test_who_dies_before_it_has_removed_its_tasks_holds_up_nobody() -> None:
 
 def test_what_an_earlier_process_says_late_has_no_effect() -> None:
     job = running()
-    job.silent |= {"build_tasks"}
+    job.silent |= {"Build"}
     job.dies(1)
     job.dies(1)
     job.tick(1.0)
@@ -400,7 +406,7 @@ def test_a_stop_is_told_once_also_when_it_is_asked_for_twice() -> None:
     job = running()
     job.take(job.host.stop(job.now))
     job.take(job.host.stop(job.now))
-    assert job.others == [TellAll("stop")]
+    assert job.others == [TellAll(Stop())]
     assert job.host.life.state == "STOPPING"
     job.dies(1)
     assert job.host.life.state == "STOPPING"
@@ -449,7 +455,7 @@ def test_what_cannot_be_started_ends_the_job_or_costs_a_restart() -> None:
 
 def test_a_worker_that_refuses_ends_the_job_with_its_reason() -> None:
     job = running()
-    job.silent.add("trigger")
+    job.silent.add("Trigger")
     job.tick(1.5)
     call = job.calls[0]
     job.take(job.host.refused(call.worker, call.incarnation, call.number, Refused(ValueError("no")), job.now))
@@ -598,13 +604,13 @@ def stopping() -> Job:
 
 def test_no_barrier_of_a_stop_begins_before_all_workers_know_which_tasks_stop_after_it() -> None:
     job = running()
-    job.silent = {"park", "trigger"}
+    job.silent = {"Park", "Trigger"}
     job.take(job.host.stop_with_savepoint(1, "place", job.now))
-    assert [call.method for call in job.calls] == ["park", "park"]
+    assert [name_of(call) for call in job.calls] == ["Park", "Park"]
     job.answer(job.calls.pop())
-    assert [call.method for call in job.calls] == ["park"]
+    assert [name_of(call) for call in job.calls] == ["Park"]
     job.answer(job.calls.pop())
-    assert [(call.method, *call.arguments) for call in job.calls] == [("trigger", 1), ("trigger", 1)]
+    assert [call.command.epoch for call in job.calls if isinstance(call.command, Trigger)] == [1, 1]
 
 
 def test_a_stop_is_decided_when_its_epoch_is_complete_and_ends_when_its_savepoint_is_written() -> None:
@@ -628,7 +634,7 @@ def test_after_a_death_all_tasks_are_built_again_and_none_runs_before_the_job_ha
     copy = next(command for command in job.others if isinstance(command, CopySavepointAndStop))
     job.others.clear()
     connected: list[Call] = []
-    job.silent.add("connect_tasks")
+    job.silent.add("ConnectTasks")
     job.dies(1)
     job.tick(1.0)
     connected += job.calls
@@ -647,7 +653,7 @@ def test_whoever_continues_from_the_epoch_of_a_stop_ends_the_job_there() -> None
     options = replace(job.host._options)
     host = JobHost(plan_of(2), options, InTurn(2), Found(manifest, None, 1), earlier=100)
     after.__dict__.update(
-        host=host, now=1.0, others=[], silent={"connect_tasks"}, calls=[], starts=[], saves=[], maps={}
+        host=host, now=1.0, others=[], silent={"ConnectTasks"}, calls=[], starts=[], saves=[], maps={}
     )
     after.take(host.start(1.0))
     copy = next(command for command in after.others if isinstance(command, CopySavepointAndStop))
@@ -664,10 +670,10 @@ def test_a_savepoint_that_cannot_be_written_lets_the_job_go_on() -> None:
     job = stopping()
     job.saved()
     copy = next(command for command in job.others if isinstance(command, CopySavepointAndStop))
-    job.silent.add("unpark")
+    job.silent.add("Unpark")
     error = OSError("the place takes nothing")
     job.take(job.host.not_copied(copy.generation, error, job.now))
-    assert [call.method for call in job.calls] == ["unpark", "unpark"]
+    assert [name_of(call) for call in job.calls] == ["Unpark", "Unpark"]
     assert Reply(1, error) in job.others
     assert job.host.life.state == "RUNNING"
     job.tick(1.5)

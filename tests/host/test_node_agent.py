@@ -19,7 +19,7 @@ import pytest
 
 from penstock.host.process import node_agent
 from penstock.host.process.control import End
-from penstock.host.process.node_agent import BEAT_S, NodeAgent, NodeLine
+from penstock.host.process.node_agent import BEAT_S, NodeAgent, NodeLine, Sees
 from penstock.host.process.watched_process import LastWords
 from penstock.runtime.transport.endpoint import Ports
 from penstock.runtime.worker.blackbox import Note
@@ -129,11 +129,11 @@ def test_the_clock_of_the_same_machine_is_not_ahead(line: NodeLine) -> None:
 
 def test_a_file_is_seen_only_with_its_contents(line: NodeLine, tmp_path: object) -> None:
     path = f"{tmp_path}/seen"
-    assert line.ask("sees", path, "text") is False
+    assert line.ask(Sees(path, "text")) is False
     with open(path, "w") as file:
         file.write("text")
-    assert line.ask("sees", path, "text") is True
-    assert line.ask("sees", path, "tex") is False
+    assert line.ask(Sees(path, "text")) is True
+    assert line.ask(Sees(path, "tex")) is False
 
 
 def test_an_agent_that_is_started_again_looks_after_the_same_processes(started: Started) -> None:
@@ -197,7 +197,7 @@ class Nobody:
 
     def __init__(self, end: End, name: str) -> None: ...
 
-    def ask(self, method: str, *arguments: Any) -> Future[Any]:
+    def ask(self, command: object) -> Future[Any]:
         return Future()
 
     def close(self) -> None: ...

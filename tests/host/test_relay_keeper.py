@@ -12,8 +12,9 @@ from collections import deque
 
 import pytest
 
-from penstock.host.decide.commands import KillRelay, StartRelay, TellRelay
-from penstock.host.decide.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
+from penstock.host.decide.commands import KillRelay, StartRelay
+from penstock.host.decide.process_commands import ExpectRelay, TellRelay, UseRelays
+from penstock.host.decide.relay_keeper import Member, RelayCommand, RelayKeeper, homes
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.wire import FIRST_RELAY

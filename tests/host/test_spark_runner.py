@@ -18,7 +18,16 @@ from typing import Any
 import pytest
 
 from penstock.bridge.burst import BurstOptions
-from penstock.bridge.commands import EndSpark, PrepareSpark, SparkCommand
+from penstock.bridge.commands import (
+    DivertTasks,
+    EndSpark,
+    GreetBridge,
+    PrepareSpark,
+    SparkCommand,
+    TakeSample,
+    UndivertTasks,
+    WorkerCommand,
+)
 from penstock.bridge.forms import RangeForm
 from penstock.bridge.paradigm_scheduler import DualOptions, ParadigmScheduler
 from penstock.bridge.session import SparkOptions
@@ -30,7 +39,6 @@ from penstock.host.decide.job_state import JobState
 from penstock.local.placing import LocalPlacing
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.operators.micro_batch import DivertRequest
 from penstock.runtime.records.codec import encode
 from penstock.runtime.worker.load import TaskLoad, divert_load
 from penstock.runtime.worker.sample import RecordSample, SampleRequest
@@ -79,7 +87,7 @@ class Job:
         self.cannot_start = cannot_start
         self.cannot_tell: Exception | None = None
         self.refusal: str | None = None
-        self.told: list[tuple[int, str, tuple[Any, ...]]] = []
+        self.told: list[DivertTasks | UndivertTasks] = []
         self.greeted: list[tuple[int, str, str]] = []  # (worker, bridge, node)
         self.questions: list[SampleRequest] = []
         self.workers = ScheduledJob(words(parallelism=1), burst)  # only its tasks are used
@@ -116,30 +124,31 @@ class Job:
 
     def call(self, call: Call) -> None:
         answer: Any = None
-        if call.method == "greet_bridge":
-            self.greeted.append((call.worker, *call.arguments))
-        elif call.method in ("divert", "undivert", "take_sample"):
+        command = call.command
+        if isinstance(command, GreetBridge):
+            self.greeted.append((call.worker, command.bridge, command.node))
+        elif isinstance(command, WorkerCommand):
             if self.refusal is not None:
                 refusal = PenstockError(self.refusal)
                 self.answer(lambda now: self.host.refused(call.worker, call.incarnation, call.number, refusal, now))
                 return
-            if call.method == "take_sample":
-                self.questions.append(call.arguments[0])
+            if isinstance(command, TakeSample):
+                self.questions.append(command.request)
                 answer = RecordSample(1, (encode(["a b"]),)) if len(self.questions) > 1 else None
             else:
-                self.obey(call.worker, call.method, call.arguments)
+                self.obey(command)
         self.answer(lambda now: self.host.answered(call.worker, call.incarnation, call.number, answer, now))
 
     def answer(self, event: Callable[[float], list[HostCommand]]) -> None:
         self.events.put(lambda host: event(time.monotonic()))
 
-    def obey(self, worker: int, method: str, arguments: tuple[Any, ...]) -> None:
-        self.told.append((worker, method, arguments))
-        if method == "divert":
-            for task in self.workers.chains[arguments[0].chain]:
-                task["divert"] = divert_load(arguments[0])
+    def obey(self, command: DivertTasks | UndivertTasks) -> None:
+        self.told.append(command)
+        if isinstance(command, DivertTasks):
+            for task in self.workers.chains[command.divert.chain]:
+                task["divert"] = divert_load(command.divert)
         else:
-            for task in self.workers.chains[arguments[0]]:
+            for task in self.workers.chains[command.chain]:
                 task["divert"] = task["diverted"] = None
         self.workers.barrier()
 
@@ -206,10 +215,10 @@ def test_a_worker_hears_where_its_tasks_are_to_send_their_input(job: Job) -> Non
     job.ready()
     job.awaits("OPERATION")
     job.looks()
-    ((worker, method, (divert, name, node)),) = job.told
-    assert (worker, method, name, node) == (0, "divert", spark.name, "here")
-    assert isinstance(divert, DivertRequest)
-    assert {form.chain for form in spark.forms} == {divert.chain}
+    (told,) = job.told
+    assert isinstance(told, DivertTasks)
+    assert (told.worker, told.bridge, told.node) == (0, spark.name, "here")
+    assert {form.chain for form in spark.forms} == {told.divert.chain}
     assert job.status()["spark"] == "a session"
     assert job.status()["processes"] == {"bridge": 4711, "executors": {"1": 4712}}
 
@@ -318,11 +327,11 @@ def test_a_spark_that_is_ended_makes_room_for_another_one(job: Job) -> None:
 
 
 def test_a_worker_that_refuses_or_cannot_tell_its_load_ends_nothing(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    job.refusal = "divert: no"
+    job.refusal = "DivertTasks: no"
     spark = job.spark()
     spark.checked.set_result([])
     job.ready()
-    job.until(lambda: "job words: worker 0: divert: no" in caplog.text, "the user hears of it")
+    job.until(lambda: "job words: worker 0: DivertTasks: no" in caplog.text, "the user hears of it")
     job.cannot_tell = RuntimeError("worker 0 could not answer")
     job.looks()
     assert "so no range switches now: worker 0 could not answer" in caplog.text

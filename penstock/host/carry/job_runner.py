@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -49,11 +49,20 @@ from penstock.host.decide.commands import (
     StartProcess,
     StartRelay,
     TellAll,
-    TellRelay,
     UndoSinkRecords,
 )
 from penstock.host.decide.job_host import HostOptions, JobHost
 from penstock.host.decide.job_state import JobState
+from penstock.host.decide.process_commands import (
+    Align,
+    Build,
+    GetLoad,
+    GetMarks,
+    GetStatus,
+    Halt,
+    Question,
+    TellRelay,
+)
 from penstock.host.decide.resequencer import Resequencer
 from penstock.host.decide.status import NO_RELAY_REPORT, StatusBuilder, hook_words, outage_words
 from penstock.host.process.collected import Collected, Encoded, EncodedSinkRecords
@@ -100,9 +109,6 @@ _CONTROL_S = 5.0
 # The longest wait for a worker's status. After it, the job's status shows the worker's last report, and for how long
 # the worker has been silent.
 _STATUS_S = 1.0
-# All sources put a barrier into their streams at the same instant, this long after the epoch was decided, so that every
-# worker has the command by then. A task that has one barrier and waits for another one holds up records meanwhile.
-_TRIGGER_AHEAD_NS = 10_000_000
 # The number of lines that Console sinks may be ahead of a driver that prints them, or that are kept when no driver
 # does; the time between two looks whether such a driver lives; and the time in which the first one may begin to print.
 _CONSOLE_LINES_MAX = 10_000
@@ -445,13 +451,13 @@ class JobRunner:
 
     # --- for placement ---------------------------------------------------------------------------------------
 
-    def ask_all(self, method: str) -> dict[int, Any]:
-        """Calls all workers. Returns the answers that come within a few seconds, by worker."""
-        return self._workers.ask(method, _CONTROL_S)
+    def ask_all(self, question: Question) -> dict[int, Any]:
+        """Asks all workers. Returns the answers that come within a few seconds, by worker."""
+        return self._workers.ask(question, _CONTROL_S)
 
-    def tell_all(self, method: str, *arguments: Any) -> None:
+    def tell_all(self, notice: Question) -> None:
         """Tells this to all workers that are not silent. Waits for nothing."""
-        self._workers.tell(method, *arguments)
+        self._workers.tell(notice)
 
     @property
     def plan(self) -> Plan:
@@ -659,7 +665,7 @@ class JobRunner:
             return None
         from penstock.bridge.paradigm_scheduler import ParadigmScheduler  # loads Arrow
 
-        self._spark = SparkRunner(self._name, dual.spark, start, lambda: self.ask_all("load"), self._events.put)
+        self._spark = SparkRunner(self._name, dual.spark, start, lambda: self.ask_all(GetLoad()), self._events.put)
         return lambda plan: ParadigmScheduler(plan, dual, hang_timeout_s)
 
     def _run(self) -> JobEnd:
@@ -718,7 +724,7 @@ class JobRunner:
         host = self._host
         if host is not None and end.state != "CANCELLED":  # they were told to cancel, which has to come first
             with suppress(PenstockError):
-                self._workers.ask("halt", _HALT_S, host.running)
+                self._workers.ask(Halt(), _HALT_S, host.running)
         until = time.monotonic() + _HALT_S
         while host is not None and host.running and time.monotonic() < until:
             try:
@@ -744,10 +750,9 @@ class JobRunner:
     def _carry(self, host: JobHost, commands: list[HostCommand]) -> None:
         """Carries out the JobHost's commands in their order. Never waits: what takes time continues in another
         thread."""
-        begin_ns = time.monotonic_ns() + _TRIGGER_AHEAD_NS
         for command in commands:
             if isinstance(command, Call):
-                self._call(command, begin_ns)
+                self._call(command)
             elif isinstance(command, StartProcess):
                 packed = self._pack(command.plan, command.placed)
                 threading.Thread(target=self._start, args=(command, packed), name="penstock-start", daemon=True).start()
@@ -759,7 +764,7 @@ class JobRunner:
                 target = self._processes.give_up
                 threading.Thread(target=target, args=arguments, name="penstock-give-up", daemon=True).start()
             elif isinstance(command, TellAll):
-                self._workers.standing_request(command.what, *command.arguments)
+                self._workers.standing_request(command.command)
             elif isinstance(command, SaveManifest):
                 self._keep_store().do(partial(self._save, command.manifest))
             elif isinstance(command, FindOlder):
@@ -785,15 +790,12 @@ class JobRunner:
             else:
                 assert isinstance(command, EndJob)
 
-    def _call(self, call: Call, begin_ns: int) -> None:
-        """Calls a worker. The answer becomes an event. `begin_ns`: when sources begin the barriers of an epoch."""
-        worker, incarnation, number = call.worker, call.incarnation, call.number
-        arguments = call.arguments
-        if call.method == "trigger":
-            arguments = (*arguments, begin_ns)
-        elif call.method == "build_tasks":
+    def _call(self, call: Call) -> None:
+        """Calls a worker. The answer becomes an event."""
+        worker, incarnation, number, command = call.worker, call.incarnation, call.number, call.command
+        if isinstance(command, Build):
             assert self._processes is not None
-            arguments = (*arguments, self._processes.clocks())
+            command = replace(command, ahead_ns=self._processes.clocks())
 
         def answered(answer: Any) -> None:
             self._events.put(lambda host: host.answered(worker, incarnation, number, answer, time.monotonic()))
@@ -801,7 +803,7 @@ class JobRunner:
         def refused(error: PenstockError) -> None:
             self._events.put(lambda host: host.refused(worker, incarnation, number, error, time.monotonic()))
 
-        self._links[worker].send(call.method, arguments, answered, refused)
+        self._links[worker].send(command, answered, refused)
 
     def _pack(self, plan: Plan, placed: dict[int, int]) -> bytes:
         """Returns what a worker's process loads: the plan, the worker of each task, and the store."""
@@ -890,9 +892,9 @@ class JobRunner:
         alignment = Alignment()
         while not self.ended.wait(ALIGN_S):
             with suppress(PenstockError):  # a worker is dying, and its tasks begin elsewhere
-                known, least = alignment.least(aligned_tasks(self.plan), self.ask_all("marks").values())
+                known, least = alignment.least(aligned_tasks(self.plan), self.ask_all(GetMarks()).values())
                 if known:  # otherwise some source has no record yet, and the others wait for it
-                    self.tell_all("align", least)
+                    self.tell_all(Align(least))
 
     def _keep_spares(self) -> None:
         """Keeps spare processes, from which dead workers are replaced at once. A job that has run for a moment only has
@@ -1074,7 +1076,7 @@ class JobRunner:
         # A worker that is paused, or died just now, does not answer. The status then shows its last report. One whose
         # run has ended has said its last counts, and may be dead since.
         host = self._host
-        reports = [] if host is None else list(self._workers.ask("status", _STATUS_S, host.running).values())
+        reports = [] if host is None else list(self._workers.ask(GetStatus(), _STATUS_S, host.running).values())
         silent = self._workers.silent()
         if host is None:
             with self._early_lock:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container
 from concurrent.futures import Future, wait
 from typing import Any
 
+from penstock.host.decide.process_commands import Ping
 from penstock.host.process.control import ControlClient, End, Gone, Refused
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.records.pickling import Program
@@ -29,13 +30,12 @@ class Link:
 
     def send(
         self,
-        method: str,
-        arguments: tuple[Any, ...],
+        command: object,
         answered: Callable[[Any], None],
         refused: Callable[[Refused], None],
     ) -> None:
-        """Send a call after all earlier ones. Waits for nothing."""
-        self._calls.put((method, arguments, answered, refused))
+        """Send a command after all earlier ones. Waits for nothing."""
+        self._calls.put((command, answered, refused))
 
     def close(self) -> None:
         """Send nothing more, and wait for no more answers."""
@@ -44,20 +44,20 @@ class Link:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            method, arguments, answered, refused = call
+            command, answered, refused = call
             try:
-                answer = self._line.ask(method, *arguments).result()
+                answer = self._line.ask(command).result()
             except Gone:
                 continue
             except Refused as error:
                 refused(error)
-            except Exception as error:  # the arguments or the answer cannot travel
-                refused(Refused(f"{method}: {type(error).__name__}: {error}", error))
+            except Exception as error:  # the command or the answer cannot travel
+                refused(Refused(f"{type(command).__name__}: {type(error).__name__}: {error}", error))
             else:
                 answered(answer)
 
 
-_Call = tuple[str, tuple[Any, ...], Callable[[Any], None], Callable[[Refused], None]]
+_Call = tuple[object, Callable[[Any], None], Callable[[Refused], None]]
 
 
 class _Questions:
@@ -67,29 +67,29 @@ class _Questions:
         self.worker = worker
         self.incarnation = incarnation
         self._line = ControlClient(end, f"penstock-questions-{worker}")
-        self._open: dict[str, tuple[float, Future[Any]]] = {}
+        self._open: dict[type, tuple[float, Future[Any]]] = {}
         self._lock = threading.Lock()
 
-    def ask(self, method: str, *arguments: Any) -> Future[Any]:
+    def ask(self, question: object) -> Future[Any]:
         """The question of this kind that has no answer yet, or else a new one. So a silent worker does not get more and
         more questions, and when it answers again, it answers with its state of that time."""
         with self._lock:
-            asked = self._open.get(method)
+            asked = self._open.get(type(question))
             if asked is None or asked[1].done():
-                asked = self._open[method] = (time.monotonic(), self._line.ask(method, *arguments))
+                asked = self._open[type(question)] = (time.monotonic(), self._line.ask(question))
             return asked[1]
 
-    def tell(self, method: str, arguments: tuple[Any, ...]) -> None:
+    def tell(self, notice: object) -> None:
         """Tells this, unless the worker has not confirmed yet what it was told before of the same kind."""
         with self._lock:
-            told = self._open.get(method)
+            told = self._open.get(type(notice))
             if told is None or told[1].done():
-                self._open[method] = (time.monotonic(), self._line.ask(method, *arguments))
+                self._open[type(notice)] = (time.monotonic(), self._line.ask(notice))
 
-    def waiting(self, method: str) -> bool:
+    def waiting(self, kind: type) -> bool:
         """Whether there is a question of this kind without an answer."""
         with self._lock:
-            return method in self._open and not self._open[method][1].done()
+            return kind in self._open and not self._open[kind][1].done()
 
     def silent_s(self) -> float:
         """The number of seconds for which the oldest question has had no answer; 0.0 when there is none."""
@@ -111,7 +111,7 @@ class AllWorkers:
 
     def __init__(self) -> None:
         self._workers: dict[int, _Questions] = {}
-        self._standing_requests: dict[str, tuple[Any, ...]] = {}
+        self._standing_requests: dict[type, object] = {}
         self._lock = threading.Lock()
 
     def connect(self, worker: int, end: End, incarnation: int) -> None:
@@ -119,9 +119,9 @@ class AllWorkers:
         questions = _Questions(worker, end, incarnation)
         with self._lock:
             before, self._workers[worker] = self._workers.get(worker), questions
-            standing_requests = list(self._standing_requests.items())
-        for method, arguments in standing_requests:
-            questions.ask(method, *arguments)
+            standing_requests = list(self._standing_requests.values())
+        for request in standing_requests:
+            questions.ask(request)
         if before is not None:
             before.close()
 
@@ -132,11 +132,11 @@ class AllWorkers:
         if gone is not None:
             gone.close()
 
-    def ask(self, method: str, patience_s: float, of: Container[int] | None = None) -> dict[int, Any]:
+    def ask(self, question: object, patience_s: float, of: Container[int] | None = None) -> dict[int, Any]:
         """The answers of the workers (`of` these only) that answer within `patience_s` seconds. Workers that have been
         silent for longer are asked too, but not waited for. Raises PenstockError when a worker could not answer."""
         wanted = [questions for questions in self._all() if of is None or questions.worker in of]
-        asked = {questions.worker: (questions, questions.ask(method)) for questions in wanted}
+        asked = {questions.worker: (questions, questions.ask(question)) for questions in wanted}
         wait([future for questions, future in asked.values() if questions.silent_s() < patience_s], patience_s)
         answers: dict[int, Any] = {}
         failures: list[str] = []
@@ -152,17 +152,17 @@ class AllWorkers:
             raise PenstockError("; ".join(failures))
         return answers
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def tell(self, notice: object) -> None:
         """Tells this to each worker that is not silent. Waits for nothing."""
         for questions in self._all():
-            questions.tell(method, arguments)
+            questions.tell(notice)
 
-    def standing_request(self, method: str, *arguments: Any) -> None:
+    def standing_request(self, request: object) -> None:
         """Tell this to each worker until it has confirmed, also to workers that start later. Waits for nothing."""
         with self._lock:
-            self._standing_requests.setdefault(method, arguments)
+            self._standing_requests.setdefault(type(request), request)
         for questions in self._all():
-            questions.ask(method, *arguments)
+            questions.ask(request)
 
     def silent(self) -> dict[int, float]:
         """The workers that owe an answer, with the number of seconds for which they have owed it."""
@@ -171,9 +171,9 @@ class AllWorkers:
 
     def ping(self) -> list[tuple[int, int]]:
         """Ping all workers. Returns those that have not answered the ping before this one, as (worker, incarnation)."""
-        silent = [(questions.worker, questions.incarnation) for questions in self._all() if questions.waiting("ping")]
+        silent = [(questions.worker, questions.incarnation) for questions in self._all() if questions.waiting(Ping)]
         for questions in self._all():
-            questions.ask("ping")
+            questions.ask(Ping())
         return silent
 
     def close(self) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.host.carry.links import AllWorkers, Link
-from penstock.host.decide.commands import HostCommand, KillRelay, StartRelay, TellRelay
+from penstock.host.decide.commands import HostCommand, KillRelay, StartRelay
+from penstock.host.decide.process_commands import GetStatus, TellRelay
 from penstock.host.process.hangs import SilenceDetector
 from penstock.host.process.watched_process import LastWords
 from penstock.runtime.errors import PenstockError
@@ -67,7 +68,7 @@ class RelayRunner:
     def status(self, patience_s: float) -> dict[int, dict[str, Any]]:
         """Returns what the relays say of themselves that answer within `patience_s` seconds, by number."""
         try:
-            return self._questions.ask("status", patience_s)
+            return self._questions.ask(GetStatus(), patience_s)
         except PenstockError:  # one has just ended
             return {}
 
@@ -126,12 +127,7 @@ class RelayRunner:
         def refused(error: PenstockError) -> None:
             self._kill(number)  # `_start` tells of its end
 
-        link.send(
-            "use",
-            (command.workers, command.relays),
-            lambda _: self._put(lambda host: host.relay_knows(number, time.monotonic())),
-            refused,
-        )
+        link.send(command, lambda _: self._put(lambda host: host.relay_knows(number, time.monotonic())), refused)
 
     def _kill(self, number: int) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from penstock.host.process.node_agent import NodeLine
+from penstock.host.process.node_agent import NodeLine, Sees
 from penstock.runtime.errors import PenstockError, StoreError
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.plan import Plan
@@ -59,7 +59,7 @@ def _check(directory: str, what: str, remedy: str, lines: Mapping[str, NodeLine]
 
 
 def _sees(line: NodeLine, path: str, text: str) -> bool:
-    found = line.ask("sees", path, text)
+    found = line.ask(Sees(path, text))
     if found is None:
         raise PenstockError(line.refusal() or f"node {line.name} does not answer")
     return bool(found)

@@ -6,11 +6,11 @@ commands, and reports the results by the events of the JobHost. A carrier must n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.bridge.commands import SparkCommand
+from penstock.host.decide.process_commands import CallCommand, Cancel, Stop, TellRelay
 from penstock.runtime.epochs.manifest import Manifest
 from penstock.runtime.program.plan import Plan
 
@@ -71,16 +71,14 @@ class Call:
     worker: int
     incarnation: int
     number: int
-    method: str
-    arguments: tuple[Any, ...] = ()
+    command: CallCommand
 
 
 @dataclass(frozen=True)
 class TellAll:
     """Tell each worker to stop, or to cancel, until it has confirmed. This includes workers that start later."""
 
-    what: Literal["stop", "cancel"]
-    arguments: tuple[Any, ...] = ()
+    command: Stop | Cancel
 
 
 @dataclass(frozen=True)
@@ -162,16 +160,6 @@ class KillRelay:
     """End a relay that is needed no more. No answer is expected."""
 
     number: int
-
-
-@dataclass(frozen=True)
-class TellRelay:
-    """Tell a relay all that it is to be connected to: for each worker its address and the number of its process, and
-    the addresses of the other relays. It is told in the order of the commands. The answer is `relay_knows`."""
-
-    number: int
-    workers: Mapping[int, tuple[str, int]]
-    relays: Mapping[int, str]
 
 
 @dataclass(frozen=True)

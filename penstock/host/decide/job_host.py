@@ -27,7 +27,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,7 +59,17 @@ from penstock.host.decide.driver_requests import (
     StopRequest,
 )
 from penstock.host.decide.job_state import JobLife, JobState
-from penstock.host.decide.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
+from penstock.host.decide.process_commands import (
+    Build,
+    CallCommand,
+    Cancel,
+    ExpectRelay,
+    Remove,
+    Removed,
+    Stop,
+    UseRelays,
+)
+from penstock.host.decide.relay_keeper import Member, RelayCommand, RelayKeeper, homes
 from penstock.host.decide.status import StatusBuilder
 from penstock.host.decide.worker_lives import WorkerLives
 from penstock.runtime.epochs import coordinator as protocol
@@ -88,6 +98,9 @@ logger = logging.getLogger(__name__)
 
 # A neighbour often notices a death first. So the failures of the next moment, which may have the cause, are waited for.
 _CAUSE_S = 0.1
+# All sources put a barrier into their streams at the same instant, this long after the epoch was decided, so that every
+# worker has the command by then. A task that has one barrier and waits for another one holds up records meanwhile.
+_TRIGGER_AHEAD_S = 0.01
 # Said of a death of which nobody can tell how it came about.
 _NOT_KNOWN = (
     "the agent of its node cannot say how: the machine was busy or cut off, or the agent itself has ended the process, "
@@ -190,7 +203,8 @@ class JobHost:
         # What waits for the answers to the last removal of tasks, and the workers that have not answered it.
         self._removing: set[int] = set()
         self._removal: object = None  # identifies the last removal of tasks
-        self._parking: int | None = None  # the epoch whose barrier waits until all workers know who stops after it
+        # The barrier that waits until all workers know which tasks stop after it.
+        self._parking: protocol.Trigger | None = None
         self._starts: list[tuple[float, int]] = []  # when, and which worker's process
         self._building: tuple[float, protocol.BuildTasks] | None = None  # the tasks to be built, and when
         self._story: deque[tuple[float, object]] = deque(maxlen=_STORY_MAX)
@@ -232,14 +246,14 @@ class JobHost:
     def stop(self, now: float) -> list[HostCommand]:
         """Ends the sources. The job finishes when everything that they have read is processed."""
         if not self.life.stopping and self.life.stop():
-            self._out.append(TellAll("stop"))
+            self._out.append(TellAll(Stop()))
         return self._settled(now)
 
     def cancel(self, now: float) -> list[HostCommand]:
         """Ends the job at once."""
         if self.end is None and not self._cancelled:
             self._cancelled = True
-            self._out.append(TellAll("cancel", (self.coordinator.epoch,)))
+            self._out.append(TellAll(Cancel(self.coordinator.epoch)))
         return self._settled(now)
 
     def fail(self, end: JobEnd, now: float) -> list[HostCommand]:
@@ -479,17 +493,15 @@ class JobHost:
                 handler.refused(error, now)
         return self._settled(now)
 
-    def _call(self, worker: int, method: str, arguments: tuple[Any, ...], handler: _Handler) -> None:
+    def _call(self, worker: int, command: CallCommand, handler: _Handler) -> None:
         self._number += 1
         self._calls[self._number] = (worker, handler)
-        self._out.append(Call(worker, self.lives.incarnation(worker), self._number, method, arguments))
+        self._out.append(Call(worker, self.lives.incarnation(worker), self._number, command))
 
-    def _call_all(
-        self, method: str, *arguments: Any, answered: Callable[[int, Any, float], None] | None = None
-    ) -> None:
+    def _call_all(self, command: CallCommand, answered: Callable[[int, Any, float], None] | None = None) -> None:
         for worker in sorted(self.running):
             done = _nothing if answered is None else partial(answered, worker)
-            self._call(worker, method, arguments, _Handler(done, self._refused))
+            self._call(worker, command, _Handler(done, self._refused))
 
     def _refused(self, error: PenstockError, now: float) -> None:
         """Handles that a worker could not do what it was told. When its run loop has ended, the outcome of its run says
@@ -541,9 +553,9 @@ class JobHost:
             if isinstance(command, ExpectRelay):
                 worker, relay = command.worker, command.relay
                 done = partial(self._expects, worker, self.lives.incarnation(worker), relay)
-                self._call(worker, "expect_relay", (relay,), _Handler(done, self._refused))
+                self._call(worker, command, _Handler(done, self._refused))
             elif isinstance(command, UseRelays):
-                self._call(command.worker, "use_relays", (command.relays,), _Handler(_nothing, self._refused))
+                self._call(command.worker, command, _Handler(_nothing, self._refused))
             else:
                 self._out.append(command)
 
@@ -598,7 +610,7 @@ class JobHost:
                 self._call_for_scheduler(command, now)
             elif isinstance(command, spark.GreetBridge):
                 for worker in sorted(self.running):
-                    self._call(worker, "greet_bridge", (command.bridge, command.node), _Handler(_nothing, _nothing))
+                    self._call(worker, command, _Handler(_nothing, _nothing))
             elif isinstance(command, spark.Note):
                 logger.info("job %s: %s", self.plan.name, command.text)
             elif isinstance(command, spark.Warn):
@@ -609,13 +621,6 @@ class JobHost:
     def _call_for_scheduler(self, command: spark.WorkerCommand, now: float) -> None:
         """Calls a worker for the paradigm scheduler, which hears of the answer, or that there will be none."""
         worker, number = command.worker, command.number
-        arguments: tuple[Any, ...]
-        if isinstance(command, spark.DivertTasks):
-            method, arguments = "divert", (command.divert, command.bridge, command.node)
-        elif isinstance(command, spark.UndivertTasks):
-            method, arguments = "undivert", (command.chain,)
-        else:
-            method, arguments = "take_sample", (command.request,)
 
         def answered(answer: Any, now: float) -> None:
             if isinstance(command, spark.TakeSample):
@@ -628,7 +633,7 @@ class JobHost:
             self._not_done(command, None if ended else f"worker {worker}: {error}", now)
 
         if worker in self.running:
-            self._call(worker, method, arguments, _Handler(answered, refused, partial(self._not_done, command, None)))
+            self._call(worker, command, _Handler(answered, refused, partial(self._not_done, command, None)))
         else:
             self._not_done(command, None, now)
 
@@ -949,16 +954,14 @@ class JobHost:
             elif isinstance(command, protocol.Fail):
                 self._fail(JobEnd("FAILED", command.reason), now)
             elif isinstance(command, protocol.Trigger):
-                self._begin_barrier()
-                self._parking = command.epoch
+                self._begin_barrier(now)
+                self._parking = command
                 if command.parking:
                     self._park(command)
                 else:
-                    self._begin_barrier()
-            elif isinstance(command, protocol.Unpark):
-                self._call_all("unpark")
-            elif isinstance(command, protocol.SaveWholeState):
-                self._call_all("save_whole_state", command)
+                    self._begin_barrier(now)
+            elif isinstance(command, protocol.Unpark | protocol.SaveWholeState):
+                self._call_all(command)
             elif isinstance(command, protocol.ConnectTasks):
                 self._connect_tasks(command, now)
             elif isinstance(command, protocol.Complete):
@@ -971,7 +974,7 @@ class JobHost:
                 self._out.append(CopySavepointAndStop(command.generation, command.place, self.plan))
             else:
                 assert isinstance(command, protocol.End)
-                self._call_all("end", answered=self._says_last)
+                self._call_all(command, self._says_last)
 
     def _says_last(self, worker: int, status: dict[str, Any] | None, now: float) -> None:
         """Takes the last counters of a worker whose run is about to end."""
@@ -984,10 +987,10 @@ class JobHost:
         has begun it; that is before any task is built again, as all workers must have answered by then."""
         waiting = set(self.running)
 
-        def knows(worker: int, _: Any) -> None:
+        def knows(worker: int, now: float) -> None:
             waiting.discard(worker)
-            if not waiting and self._parking == command.epoch:
-                self._begin_barrier()
+            if not waiting and self._parking is command:
+                self._begin_barrier(now)
 
         def refused(worker: int, error: PenstockError, now: float) -> None:
             self._refused(error, now)
@@ -999,29 +1002,29 @@ class JobHost:
                 partial(refused, worker),
                 partial(knows, worker),
             )
-            self._call(worker, "park", (command.epoch, command.parking), done)
+            self._call(worker, protocol.Park(command.epoch, command.parking), done)
 
-    def _begin_barrier(self) -> None:
+    def _begin_barrier(self, now: float) -> None:
         """Begins the barrier of the epoch that was to begin next, because the barriers of epochs keep their order."""
-        epoch, self._parking = self._parking, None
-        if epoch is not None:
-            self._call_all("trigger", epoch)
+        trigger, self._parking = self._parking, None
+        if trigger is not None:
+            self._call_all(replace(trigger, begin_ns=int((now + _TRIGGER_AHEAD_S) * 1e9)))
 
     def _remove_tasks(self, command: protocol.RemoveTasks) -> None:
         self.life.removed(planned=command.planned)
         self._building = None  # the tasks of an earlier command are removed too, and a later command builds them
         self._removing = set(self.running)
 
-        def answered(worker: int, answer: dict[str, Any], now: float) -> None:
-            self.lives.ring_has_changed(worker, answer["address"])
-            for dead, size in answer["rings"].items():
+        def answered(worker: int, answer: Removed, now: float) -> None:
+            self.lives.ring_has_changed(worker, answer.address)
+            for dead, size in answer.rings.items():
                 self.lives.ring_has_grown(dead, size)
             if removal is self._removal:
                 self._removing.discard(worker)
 
         removal = self._removal = object()
         dead = [worker for worker in range(self._options.workers) if worker not in self.running]
-        self._call_all("remove_tasks", command, dead, answered=answered)
+        self._call_all(Remove(command, dead), answered)
 
     def _build_tasks(self, command: protocol.BuildTasks) -> None:
         self._out.append(UndoSinkRecords(command.tasks, command.generation, frozenset(self.plan.by_number)))
@@ -1049,10 +1052,10 @@ class JobHost:
                 reason, damaged = why
                 self._obey(self.coordinator.not_built(worker, command.generation, reason, damaged, now), now)
 
-            self._call(worker, "build_tasks", (command, addresses, modes), _Handler(answered, refused))
+            self._call(worker, Build(command, addresses, modes), _Handler(answered, refused))
 
     def _connect_tasks(self, command: protocol.ConnectTasks, now: float) -> None:
-        self._call_all("connect_tasks", command)
+        self._call_all(command)
         if self.life.connected():
             self.status.running()
         self._out += [Reply(request) for request in self._requests.rescaling]
@@ -1069,7 +1072,7 @@ class JobHost:
             if command.final:
                 self._obey(self.coordinator.committed(worker, command.epoch), now)
 
-        self._call_all("complete", command, answered=answered)
+        self._call_all(command, answered)
 
     def _now_placed(self, placed: dict[int, int]) -> None:
         before, self.placed = self.placed, dict(placed)

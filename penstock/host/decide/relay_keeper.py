@@ -27,7 +27,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.host.decide.commands import KillRelay, StartRelay, TellRelay
+from penstock.host.decide.commands import KillRelay, StartRelay
+from penstock.host.decide.process_commands import ExpectRelay, TellRelay, UseRelays
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.program.plan import Plan
@@ -40,25 +41,6 @@ logger = logging.getLogger(__name__)
 _AGAIN_FIRST_S = 0.1
 _AGAIN_MAX_S = 30.0
 _STEADY_S = 30.0
-
-
-# --- commands ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ExpectRelay:
-    """Let a worker keep its inbox where it is, for this relay. The answer is `worker_expects`."""
-
-    worker: int
-    relay: int
-
-
-@dataclass(frozen=True)
-class UseRelays:
-    """Tell a worker which relays there are. No answer is expected."""
-
-    worker: int
-    relays: RelayMap
 
 
 RelayCommand = StartRelay | KillRelay | TellRelay | ExpectRelay | UseRelays

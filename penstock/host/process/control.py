@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Handlers = dict[str, Callable[..., Any]]
-
 
 @dataclass(frozen=True)
 class End:
@@ -107,11 +105,11 @@ class OpenRequests:
         self._next = 0
         self._open: dict[int, tuple[bytes, Future[Any], str]] = {}
 
-    def add(self, method: str, body: bytes, future: Future[Any]) -> bytes:
+    def add(self, kind: str, body: bytes, future: Future[Any]) -> bytes:
         """Add a request. Returns its message."""
         number = self._next
         self._next += 1
-        self._open[number] = (body, future, method)
+        self._open[number] = (body, future, kind)
         return self._message(number)
 
     def again(self) -> list[bytes]:
@@ -119,7 +117,7 @@ class OpenRequests:
         return [self._message(number) for number in sorted(self._open)]
 
     def answered(self, number: int) -> tuple[str, Future[Any]] | None:
-        """Take out the request of this number, because its answer has come. Returns its method and future, or None when
+        """Take out the request of this number, because its answer has come. Returns its kind and future, or None when
         the request had an answer before."""
         found = self._open.pop(number, None)
         return None if found is None else (found[2], found[1])
@@ -168,15 +166,15 @@ def _head(layout: struct.Struct, message: bytes, kind: str) -> tuple[int, ...]:
 
 
 class ControlServer:
-    """Answers requests by the names of their handlers. Each connection has a daemon thread of its own, which answers
-    its requests one after the other.
+    """Answers requests: each is a command, which `obey` carries out. Each connection has a daemon thread of its own,
+    which answers its requests one after the other.
 
     Nothing that a stranger does ends the accepting thread or holds it up.
     """
 
-    def __init__(self, handlers: Handlers, ports: Ports | None = None) -> None:
+    def __init__(self, obey: Callable[[Any], Any], ports: Ports | None = None) -> None:
         """`ports`: where processes of other machines connect; None: only processes of this machine do."""
-        self._handlers = handlers
+        self._obey = obey
         self.heard = 0  # the number of requests so far: while it grows, the JobMaster lives
         self._lock = threading.Lock()
         self._strangers: list[socket.socket] = []  # connections in their handshake, the oldest first
@@ -268,8 +266,7 @@ class ControlServer:
 
     def _do(self, body: bytes) -> bytes:
         try:
-            method, arguments = loads(body)
-            return dumps((True, self._handlers[method](*arguments)))
+            return dumps((True, self._obey(loads(body))))
         except Exception as error:  # whatever it is, who has asked waits for an answer
             return dumps((False, _portable(error)))
 
@@ -352,16 +349,16 @@ class ControlClient:
         self._closed = threading.Event()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def ask(self, method: str, *arguments: Any) -> Future[Any]:
-        """Send a request. The future gets the worker's answer, Refused when its handler raised an error, or Gone when
+    def ask(self, command: object) -> Future[Any]:
+        """Send a command. The future gets the worker's answer, Refused when its handler raised an error, or Gone when
         the line was closed."""
-        body = dumps((method, arguments), self._program)
+        kind, body = type(command).__name__, dumps(command, self._program)
         future: Future[Any] = Future()
         with self._lock:
             if self._closed.is_set():
-                future.set_exception(Gone(f"{method}: nobody talks with the worker any more"))
+                future.set_exception(Gone(f"{kind}: nobody talks with the worker any more"))
                 return future
-            message = self._asked.add(method, body, future)
+            message = self._asked.add(kind, body, future)
             connection = self._connection
         if connection is not None:  # else the request is sent, with all others, as soon as there is a connection
             try:
@@ -445,7 +442,7 @@ class ControlClient:
             self.refused = None
             if found is None:
                 continue
-            method, future = found
+            kind, future = found
             try:
                 good, result = loads(answer[_ANSWER.size :])
             except Exception as error:  # its class may not load here, and other answers are still to come
@@ -453,4 +450,4 @@ class ControlClient:
             if good:
                 future.set_result(result)
             else:
-                future.set_exception(Refused(f"{method}: {type(result).__name__}: {result}", result))
+                future.set_exception(Refused(f"{kind}: {type(result).__name__}: {result}", result))

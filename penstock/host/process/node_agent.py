@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.host.process.clock_offset import ClockOffset, Offset
@@ -43,6 +44,61 @@ _ANSWER_S = 2.0
 _LOOK_S = 0.1
 
 
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GetClock:
+    """Answer with the time of the machine's monotonic clock, in ns."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Look after a worker's process, which lives, from now on."""
+
+    pid: int
+    blackbox: str
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Look after a process no longer, because it has died."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill a process."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class IsStopped:
+    """Answer whether a process is stopped."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class GetLastWords:
+    """Answer with the last words of a process that has died."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Sees:
+    """Answer whether the file at this path, seen from this machine, contains this text."""
+
+    path: str
+    text: str
+
+
+AgentCommand = GetClock | Watch | Forget | Kill | IsStopped | GetLastWords | Sees
+
+
 # --- on the node ------------------------------------------------------------------------------------------------------
 
 
@@ -55,18 +111,7 @@ class NodeAgent:
         self._left = left
         self._processes: dict[int, ProcessHere] = {}
         self._closed = threading.Event()
-        self._control = ControlServer(
-            {
-                "clock": time.monotonic_ns,
-                "watch": self.watch,
-                "forget": self.forget,
-                "kill": lambda pid: self._processes[pid].kill(),
-                "is_stopped": lambda pid: self._processes[pid].is_stopped(),
-                "last_words": lambda pid: self._processes[pid].last_words(),
-                "sees": sees,
-            },
-            ports,
-        )
+        self._control = ControlServer(self.obey, ports)
         self._limit_s = limit_s
         on_silence(lambda: self._control.heard, limit_s, self._leave, self._closed, looks=_LOOKS)
 
@@ -75,13 +120,24 @@ class NodeAgent:
         """Where the JobMaster asks this agent."""
         return self._control.end
 
-    def watch(self, pid: int, blackbox: str) -> None:
-        """Looks after a worker's process, which lives, from now on."""
-        self._processes[pid] = ProcessHere(pid, blackbox)
-
-    def forget(self, pid: int) -> None:
-        """Looks after a process no longer, because it has died."""
-        self._processes.pop(pid, None)
+    def obey(self, command: AgentCommand) -> Any:
+        """Carries out a command of the JobMaster."""
+        match command:
+            case GetClock():
+                return time.monotonic_ns()
+            case Watch(pid, blackbox):
+                self._processes[pid] = ProcessHere(pid, blackbox)
+            case Forget(pid):
+                self._processes.pop(pid, None)
+            case Kill(pid):
+                self._processes[pid].kill()
+            case IsStopped(pid):
+                return self._processes[pid].is_stopped()
+            case GetLastWords(pid):
+                return self._processes[pid].last_words()
+            case Sees(path, text):
+                return sees(path, text)
+        return None
 
     def close(self) -> None:
         """Answers nothing more."""
@@ -141,31 +197,31 @@ class NodeLine:
             self._asked_at = None
             watched = dict(self._watched)
         for pid, blackbox in watched.items():
-            self.tell("watch", pid, blackbox)
+            self.tell(Watch(pid, blackbox))
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Returns what the agent answers, or None when it does not answer within seconds. Raises Refused."""
+    def ask(self, command: AgentCommand) -> Any:
+        """Returns the agent's answer, or None when it does not answer within seconds. Raises Refused."""
         try:
-            return self._client.ask(method, *arguments).result(_ANSWER_S)
+            return self._client.ask(command).result(_ANSWER_S)
         except (NoAnswer, Gone):
             return None
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def tell(self, command: AgentCommand) -> None:
         """Asks the agent to do something, and does not wait until it has."""
-        self._client.ask(method, *arguments)
+        self._client.ask(command)
 
     def process(self, pid: int, blackbox: str) -> ProcessElsewhere:
         """Lets the agent look after a worker's process, which lives."""
         with self._lock:
             self._watched[pid] = blackbox
-        self.ask("watch", pid, blackbox)
+        self.ask(Watch(pid, blackbox))
         return ProcessElsewhere(self, pid)
 
     def forget(self, pid: int) -> None:
         """Lets the agent look after a process no longer, because the process has died."""
         with self._lock:
             self._watched.pop(pid, None)
-        self.tell("forget", pid)
+        self.tell(Forget(pid))
 
     def clock(self) -> Offset | None:
         """How far the clock of the node is ahead of the JobMaster's; None while nothing is known."""
@@ -246,7 +302,7 @@ class NodeLine:
                 self._asked_at = None
             self._answered.set()
 
-        self._client.ask("clock").add_done_callback(answered)
+        self._client.ask(GetClock()).add_done_callback(answered)
 
 
 class ProcessElsewhere:
@@ -258,17 +314,17 @@ class ProcessElsewhere:
 
     def kill(self) -> None:
         """See WatchedProcess, also for the methods that follow."""
-        self._line.tell("kill", self.pid)
+        self._line.tell(Kill(self.pid))
 
     def is_stopped(self) -> bool:
         with suppress(Refused):  # an agent that was started anew does not know the process
-            return bool(self._line.ask("is_stopped", self.pid))
+            return bool(self._line.ask(IsStopped(self.pid)))
         return False
 
     def last_words(self) -> LastWords | None:
         found: LastWords | None = None
         with suppress(Refused):
-            found = self._line.ask("last_words", self.pid)
+            found = self._line.ask(GetLastWords(self.pid))
         self._line.forget(self.pid)
         return found
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
+from penstock.host.decide.process_commands import GetStatus, Ping, TellRelay
 from penstock.host.process.control import ControlServer
 from penstock.host.process.hangs import on_silence
 from penstock.host.process.loop_thread import prepare_loop_thread
@@ -25,8 +26,6 @@ from penstock.runtime.transport.shm import RING_BYTES
 from penstock.runtime.worker.blackbox import BlackBox
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 
 class RelayProcess:
@@ -49,7 +48,7 @@ class RelayProcess:
         transport = make_transport(number, ring_bytes, RING_BYTES, network, host, keeps_size=True)
         self._relay = Relay(number, transport)
         self._loop = RelayLoop(self._relay, transport)
-        self._control = ControlServer({"use": self.use, "status": self.status, "ping": self.ping}, network.ports(host))
+        self._control = ControlServer(self.obey, network.ports(host))
         on_silence(lambda: self._control.heard, self._limit_s, self._silent, self._over)
         return {
             "number": number,
@@ -70,21 +69,15 @@ class RelayProcess:
 
     # --- answered by control threads ---------------------------------------------------------------------------
 
-    def use(self, workers: Mapping[int, tuple[str, int]], relays: Mapping[int, str]) -> None:
-        """Lets the relay know these workers, with the address and the number of the process of each, and these other
-        relays."""
-        self._in_loop(lambda: self._relay.use(workers, relays))
-
-    def status(self) -> dict[str, Any]:
-        """Returns what the relay does."""
-        return self._in_loop(self._relay.status)
-
-    def ping(self) -> None:
-        """Returns when the loop has come round."""
-        self._in_loop(lambda: None)
-
-    def _in_loop(self, function: Callable[[], _T]) -> _T:
-        return self._loop.call(function).result()
+    def obey(self, command: TellRelay | GetStatus | Ping) -> Any:
+        """Carries out a command in the loop, so that the answer shows that the loop has come round."""
+        match command:
+            case TellRelay(_, workers, relays):
+                return self._loop.call(lambda: self._relay.use(workers, relays)).result()
+            case GetStatus():
+                return self._loop.call(self._relay.status).result()
+            case Ping():
+                return self._loop.call(lambda: None).result()
 
     def _silent(self) -> None:
         self._over.set()

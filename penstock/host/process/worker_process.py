@@ -18,11 +18,31 @@ import platform
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from penstock.bridge.commands import DivertTasks, GreetBridge, TakeSample, UndivertTasks
+from penstock.host.decide.process_commands import (
+    Align,
+    Build,
+    CallCommand,
+    Cancel,
+    ExpectRelay,
+    GetLoad,
+    GetMarks,
+    GetStatus,
+    GetTraffic,
+    Halt,
+    Ping,
+    Question,
+    Remove,
+    Removed,
+    SetClocks,
+    Stop,
+    UseRelays,
+)
 from penstock.host.process.control import ControlServer
 from penstock.host.process.hangs import Process, watch_master
 from penstock.host.process.link_watch import watch_links
@@ -31,13 +51,13 @@ from penstock.host.process.loop_thread import prepare_loop_thread
 from penstock.host.process.machine import machine_id
 from penstock.host.process.network import Network, make_transport
 from penstock.host.process.reporting import LinksReport, Reporter, ReportSender, SnapshotWriter
-from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTasks, RemoveTasks, SaveWholeState
+from penstock.runtime.epochs.coordinator import Complete, End, ParticipantCommand, Trigger
 from penstock.runtime.epochs.participant import Participant
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import ProgramNotLoaded, RecordError, describe
 from penstock.runtime.exchange.delivery import MessagesLost
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
-from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
+from penstock.runtime.operators.micro_batch import Bridge
 from penstock.runtime.patience import Patience
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.relaying.relay_map import RelayMap
@@ -47,11 +67,10 @@ from penstock.runtime.transport.base import PeerGone, PeerTransport
 from penstock.runtime.transport.hop_meter import Row
 from penstock.runtime.transport.hop_times import TimesReport
 from penstock.runtime.transport.shm import RING_BYTES
-from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
-from penstock.runtime.worker.load import TaskLoad, TrafficReport
+from penstock.runtime.worker.blackbox import BlackBox
+from penstock.runtime.worker.load import TrafficReport
 from penstock.runtime.worker.processor_time import CLOCKS, ProcessorTime, present_threads
 from penstock.runtime.worker.run_loop import RunLoop
-from penstock.runtime.worker.sample import RecordSample, SampleRequest
 from penstock.runtime.worker.wiring import Wiring
 
 # The longest time for which a barrier is delayed, whatever the clocks of two machines say.
@@ -108,7 +127,7 @@ class WorkerProcess:
         self._stopped = False
         self._made = False
         self._relays: set[int] = set()  # those that this worker expects or uses; only the run loop's thread uses it
-        self._ahead_ns: dict[int, int] = {}  # by worker: how far its machine's clock is ahead of the JobMaster's
+        self._ahead_ns: Mapping[int, int] = {}  # by worker: how far its machine's clock is ahead of the JobMaster's
 
     def warm(self, program: bytes) -> None:
         """Loads the modules of a program ahead, for a spare process that may become any worker of the job."""
@@ -124,36 +143,7 @@ class WorkerProcess:
         network = options.network
         ring_bytes = max(ring_at_least, RING_BYTES)
         self._transport = make_transport(self._index, options.ring_bytes, ring_bytes, network, host)
-        self._control = ControlServer(
-            {
-                "ping": lambda: None,
-                "status": self.status,
-                "load": self.load,
-                "traffic": self.traffic,
-                "marks": self.marks,
-                "align": self.align,
-                "stop": self.stop,
-                "cancel": self.cancel,
-                "halt": self.halt,
-                "remove_tasks": self.remove_tasks,
-                "build_tasks": self.build_tasks,
-                "connect_tasks": self.connect_tasks,
-                "trigger": self.trigger,
-                "park": self.park,
-                "unpark": self.unpark,
-                "save_whole_state": self.save_whole_state,
-                "complete": self.complete,
-                "end": self.end,
-                "divert": self.divert,
-                "undivert": self.undivert,
-                "greet_bridge": self.greet_bridge,
-                "take_sample": self.take_sample,
-                "clocks": self.clocks,
-                "expect_relay": self.expect_relay,
-                "use_relays": self.use_relays,
-            },
-            None if network is None else network.ports(host),
-        )
+        self._control = ControlServer(self.obey, None if network is None else network.ports(host))
         return {
             "index": self._index,
             "pid": os.getpid(),
@@ -246,7 +236,74 @@ class WorkerProcess:
         self._over.set()
         return replace(outcome, status=self.status())
 
-    # --- answered by control threads ---------------------------------------------------------------------------
+    # --- commands, in control threads --------------------------------------------------------------------------
+
+    def obey(self, command: CallCommand | Question) -> Any:
+        """Carries out a command of the JobHost or of its carrier. Returns its answer."""
+        loop = self._loop
+        match command:
+            case Ping():
+                return None
+            case GetStatus():
+                return self.status()
+            case GetTraffic():
+                return self._traffic()
+            case Stop():
+                self._stopped = True
+                if loop is not None:
+                    loop.stop()
+                return None
+            case Cancel(epoch):
+                self._cancelled_after = epoch
+                return self._halt()
+            case Halt():
+                return self._halt()
+            case GetLoad():
+                return loop.load() if loop is not None else []
+            case GetMarks():
+                return loop.marks() if loop is not None else {}
+            case TakeSample(_, _, request):  # does not wait for the loop, which a function of the user's may hold up
+                return loop.take_sample(request) if loop is not None else None
+            case GreetBridge(bridge, node):
+                return self._greet(bridge, node)
+        if loop is None:  # a notice that has come too early; nobody waits for it
+            return None
+        match command:
+            case Align(least):
+                loop.call(lambda: loop.align(least))
+            case SetClocks(ahead_ns):
+                self._set_clocks(ahead_ns)
+            case Remove():
+                return self._remove_tasks(command)
+            case Build():
+                self._build_tasks(command)
+            case ExpectRelay():
+                return self._expect_relay(command.relay)
+            case UseRelays():
+                self._use_relays(command.relays)
+            case DivertTasks():
+                link = self._link(command.bridge, command.node)
+                loop.call(lambda: loop.divert(command.divert, link)).result()
+            case UndivertTasks():
+                loop.call(lambda: loop.undivert(command.chain)).result()
+            case _:
+                return self._take_part(command)
+        return None
+
+    def _take_part(self, command: ParticipantCommand) -> Any:
+        """Carries out a command of the coordinator."""
+        assert self._participant is not None
+        assert self._transport is not None
+        if isinstance(command, Trigger):
+            wait_ns = command.begin_ns + self._ahead_ns.get(self._index, 0) - time.monotonic_ns()
+            time.sleep(min(max(0, wait_ns), _TRIGGER_WAIT_MAX_NS) / 1e9)
+        self._participant.obey(command).result()
+        if isinstance(command, Complete):
+            if command.final:
+                self._reporter.drain()
+            return self._transport.ring_bytes
+        # The last counters: the close() of an operator may take long, and the process may die meanwhile.
+        return self.status() if isinstance(command, End) else None
 
     def status(self) -> dict[str, Any]:
         """Returns the counters of this worker's tasks."""
@@ -268,27 +325,8 @@ class WorkerProcess:
             "streams": self._loop.streams() if self._loop is not None else [],
         }
 
-    def load(self) -> list[TaskLoad]:
-        """Returns the load of this worker's tasks."""
-        return self._loop.load() if self._loop is not None else []
-
-    def marks(self) -> dict[int, int | None]:
-        """Returns the watermarks of this worker's sources that are aligned."""
-        return self._loop.marks() if self._loop is not None else {}
-
-    def align(self, least: int | None) -> None:
-        """Tells this worker's sources how far all sources are."""
-        loop = self._loop
-        if loop is not None:
-            loop.call(lambda: loop.align(least))
-
-    def take_sample(self, request: SampleRequest) -> RecordSample | None:
-        """Returns records that tasks have taken lately, or None when there are too few so far. Does not wait for the
-        run loop, which a function of the user's may hold up."""
-        return self._loop.take_sample(request) if self._loop is not None else None
-
-    def traffic(self) -> TrafficReport:
-        """Returns what placement needs to know of this worker's tasks and hops. Hops are measured from the first call
+    def _traffic(self) -> TrafficReport:
+        """Returns the measurements of this worker's tasks and hops for placement. Hops are measured from the first call
         on, so that a job whose tasks stay where they are does not pay for it."""
         transport = self._transport
         rows: list[Row] = []
@@ -299,66 +337,41 @@ class WorkerProcess:
             times = times if transport.times is None else transport.times.report(self._index)
         return TrafficReport(time.monotonic_ns(), self._loop.traffic() if self._loop is not None else [], rows, times)
 
-    def stop(self) -> None:
-        """Ends the sources. What they have read is still processed."""
-        self._stopped = True
-        if self._loop is not None:
-            self._loop.stop()
-
-    def cancel(self, epoch: int) -> None:
-        """Ends at once. The job is cancelled after this complete epoch, and nobody will resume it."""
-        self._cancelled_after = epoch
-        self.halt()
-
-    def halt(self) -> None:
-        """Ends at once. Unless the job is cancelled, somebody may resume it."""
+    def _halt(self) -> None:
         self._halted = True
         if self._loop is not None:
             self._loop.halt(self._cancelled_after)
 
-    def remove_tasks(self, command: RemoveTasks, lost: list[int]) -> dict[str, Any]:
-        """Removes tasks, and drops the rings of workers that have died. Returns the address of this worker's ring, and
-        the sizes of the dropped rings."""
+    def _remove_tasks(self, command: Remove) -> Removed:
+        """Removes tasks, and drops the rings of workers that have died."""
         assert self._loop is not None
         assert self._participant is not None
         transport = self._transport
         assert transport is not None
-        sizes = self._loop.call(lambda: transport.drop(lost)).result()
-        self._participant.remove_tasks(command).result()
-        return {"address": transport.address, "rings": sizes}
+        sizes = self._loop.call(lambda: transport.drop(command.dead)).result()
+        self._participant.obey(command.tasks).result()
+        return Removed(transport.address, sizes)
 
-    def build_tasks(
-        self,
-        command: BuildTasks,
-        addresses: dict[int, str],
-        modes: dict[int, RecordByRecordMode],
-        ahead_ns: dict[int, int],
-    ) -> None:
-        """Attaches to the other workers, and builds this worker's tasks, of which some run record by record.
-        `ahead_ns`: see `clocks`."""
+    def _build_tasks(self, command: Build) -> None:
+        """Attaches to the other workers, and builds this worker's tasks, of which some run record by record."""
         assert self._loop is not None
-        self.clocks(ahead_ns)
+        self._set_clocks(command.ahead_ns)
         assert self._participant is not None
         transport = self._transport
         assert transport is not None
-        others = {worker: address for worker, address in addresses.items() if worker != self._index}
+        others = {worker: address for worker, address in command.addresses.items() if worker != self._index}
         self._loop.call(lambda: transport.connect(others)).result()
         if self._made:
             _give_memory_back()
-        self._participant.build_tasks(command).result()
-        if modes:
+        self._participant.obey(command.tasks).result()
+        if command.modes:
             loop = self._loop
-            loop.call(lambda: loop.run_record_by_record(modes)).result()
+            loop.call(lambda: loop.run_record_by_record(command.modes)).result()
         if not self._made:
             self._made = True
             self._loop.call(_keep_all).result()
 
-    def connect_tasks(self, command: ConnectTasks) -> None:
-        """Connects tasks that have been built again."""
-        assert self._participant is not None
-        self._participant.connect_tasks(command).result()
-
-    def clocks(self, ahead_ns: dict[int, int]) -> None:
+    def _set_clocks(self, ahead_ns: Mapping[int, int]) -> None:
         """Takes how far the clock of each worker's machine is ahead of the JobMaster's."""
         if ahead_ns == self._ahead_ns:
             return
@@ -369,7 +382,7 @@ class WorkerProcess:
         others = {worker: ahead - own_ns for worker, ahead in ahead_ns.items()}
         self._loop.call(lambda: wiring.delivery.clocks(others))
 
-    def expect_relay(self, number: int) -> str:
+    def _expect_relay(self, number: int) -> str:
         """Keeps this worker's inbox where it is until `use_relays` names this relay or does not. Returns the address at
         which the relay finds it."""
         loop, transport = self._loop, self._transport
@@ -383,7 +396,7 @@ class WorkerProcess:
 
         return loop.call(expect).result()
 
-    def use_relays(self, relays: RelayMap) -> None:
+    def _use_relays(self, relays: RelayMap) -> None:
         """Knows these relays, and no others."""
         loop, transport = self._loop, self._transport
         assert loop is not None
@@ -404,51 +417,7 @@ class WorkerProcess:
 
         loop.call(use).result()
 
-    def park(self, epoch: int, tasks: frozenset[int]) -> None:
-        """Lets tasks stop after the barrier of an epoch, which has not begun yet."""
-        assert self._participant is not None
-        self._participant.park(epoch, tasks).result()
-
-    def trigger(self, epoch: int, at_ns: int) -> None:
-        """Begins the barrier of an epoch, at this time of the JobMaster's monotonic clock if it is near."""
-        assert self._participant is not None
-        wait_ns = at_ns + self._ahead_ns.get(self._index, 0) - time.monotonic_ns()
-        time.sleep(min(max(0, wait_ns), _TRIGGER_WAIT_MAX_NS) / 1e9)
-        self._participant.trigger(epoch).result()
-
-    def unpark(self) -> None:
-        """Lets all parked tasks continue, because no task migrates any more."""
-        assert self._participant is not None
-        self._participant.unpark().result()
-
-    def save_whole_state(self, command: SaveWholeState) -> None:
-        """Makes tasks save their whole state, because what they have saved is lost."""
-        assert self._participant is not None
-        self._participant.save_whole_state(command).result()
-
-    def complete(self, command: Complete) -> int:
-        """Commits an epoch. Returns the present size of this worker's ring."""
-        assert self._participant is not None
-        assert self._transport is not None
-        self._participant.complete(command).result()
-        if command.final:
-            self._reporter.drain()
-        return self._transport.ring_bytes
-
-    def end(self) -> dict[str, Any]:
-        """Ends the run loop, because the job has ended well. Returns the last counters, as the close() of an operator
-        may take long, and the process may die meanwhile."""
-        assert self._participant is not None
-        self._participant.end().result()
-        return self.status()
-
-    def divert(self, divert: DivertRequest, bridge: str, node: str) -> None:
-        """Sends the input of a chain's tasks through the bridge of this name, on this node."""
-        assert self._loop is not None
-        loop, link = self._loop, self._link(bridge, node)
-        loop.call(lambda: loop.divert(divert, link)).result()
-
-    def greet_bridge(self, bridge: str, node: str) -> None:
+    def _greet(self, bridge: str, node: str) -> None:
         """Connects to the bridge of this name, before a micro-batch goes there. Does not wait for it."""
 
         def greet() -> None:
@@ -462,12 +431,6 @@ class WorkerProcess:
             assert self._connect_bridge is not None
             self._bridge = (bridge, self._connect_bridge(bridge, node))
         return self._bridge[1]
-
-    def undivert(self, chain: int) -> None:
-        """Lets a chain's tasks process their input as records again."""
-        assert self._loop is not None
-        loop = self._loop
-        loop.call(lambda: loop.undivert(chain)).result()
 
     def _outcome(self, error: BaseException) -> Outcome:
         if isinstance(error, RecordError):

@@ -125,10 +125,19 @@ class ConnectTasks:
 @dataclass(frozen=True)
 class Trigger:
     """Tell all workers that sources begin the barrier of this epoch. The tasks in `parking` stop after it, because they
-    migrate."""
+    migrate. The host fills `begin_ns`, the time on its monotonic clock at which all sources begin together."""
 
     epoch: int
     parking: frozenset[int] = frozenset()
+    begin_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Park:
+    """Let these tasks stop after the barrier of an epoch that has not begun yet. The host makes it of a Trigger."""
+
+    epoch: int
+    tasks: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -204,6 +213,9 @@ Command = (
     | FallBack
     | Fail
 )
+
+#: The commands that workers carry out.
+ParticipantCommand = RemoveTasks | BuildTasks | ConnectTasks | Trigger | Park | Unpark | SaveWholeState | Complete | End
 
 
 # --- states ------------------------------------------------------------------------------------------------------

@@ -11,8 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
-from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTasks, RemoveTasks, SaveWholeState
+from penstock.runtime.epochs.coordinator import (
+    BuildTasks,
+    Complete,
+    ConnectTasks,
+    End,
+    Park,
+    ParticipantCommand,
+    RemoveTasks,
+    SaveWholeState,
+    Trigger,
+    Unpark,
+)
 from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.restore import read_changed, read_same
 from penstock.runtime.epochs.snapshot import encode_snapshot
@@ -81,69 +93,52 @@ class Participant:
         self._ends: dict[int, tuple[Snapshot, Sequence[Buffer]]] = {}  # by task: what it saved at its end
         self.loop: RunLoop  # must be set before the first command
 
-    # --- commands, from the coordinator ------------------------------------------------------------------------
+    def obey(self, command: ParticipantCommand) -> Future[None]:
+        """Carries out a command of the coordinator. Raises StoreError when the snapshots of tasks that are to be built
+        cannot be read."""
+        loop = self.loop
+        work: Callable[[], None]
+        match command:
+            case Trigger(epoch):
+                work = partial(loop.trigger, epoch)
+            case Park(epoch, tasks):
+                work = partial(loop.park, epoch, tasks)
+            case Unpark():
+                work = loop.unpark
+            case Complete(epoch):
+                work = partial(loop.complete, epoch)
+            case SaveWholeState(tasks):
+                work = partial(self._save_whole_state, tasks)
+            case RemoveTasks(tasks, epoch):
+                work = partial(loop.remove_tasks, set(tasks), epoch)
+            case BuildTasks():
+                work = partial(self._build_tasks, command, self.read(command))
+            case ConnectTasks():
+                work = partial(self._connect_tasks, command)
+            case End():
+                work = loop.end
+        return loop.call(work)
 
-    def trigger(self, epoch: int) -> Future[None]:
-        """Begins the barrier of an epoch."""
-        return self.loop.call(lambda: self.loop.trigger(epoch))
+    def _save_whole_state(self, tasks: frozenset[int]) -> None:
+        for number in tasks:
+            task = self.loop.wiring.tasks.get(number)
+            if task is None:
+                continue
+            task.save_whole()
+            end = self._ends.get(number)  # no later snapshot will follow, so this one is written again
+            if end is not None and end[0].generation == task.generation:
+                self._later(partial(self._write, *end))
 
-    def park(self, epoch: int, tasks: frozenset[int]) -> Future[None]:
-        """Makes tasks stop after the barrier of this epoch. It must be called before the barrier begins."""
-        return self.loop.call(lambda: self.loop.park(epoch, tasks))
+    def _build_tasks(self, command: BuildTasks, saved: dict[int, Saved]) -> None:
+        if command.change is not None:
+            self.loop.wiring.replan(command.change.plan, command.change.placed)
+        self.loop.build_tasks(set(command.tasks), command.generation, command.epoch, saved)
 
-    def unpark(self) -> Future[None]:
-        """Lets all parked tasks continue, because no task migrates any more."""
-        return self.loop.call(self.loop.unpark)
-
-    def save_whole_state(self, command: SaveWholeState) -> Future[None]:
-        """Makes these tasks save their whole state, because their saved state is lost."""
-
-        def save_whole_state() -> None:
-            for number in command.tasks:
-                task = self.loop.wiring.tasks.get(number)
-                if task is None:
-                    continue
-                task.save_whole()
-                end = self._ends.get(number)  # no later snapshot will follow, so this one is written again
-                if end is not None and end[0].generation == task.generation:
-                    self._later(lambda end=end: self._write(*end))  # type: ignore[misc]
-
-        return self.loop.call(save_whole_state)
-
-    def complete(self, command: Complete) -> Future[None]:
-        """Commits an epoch."""
-        return self.loop.call(lambda: self.loop.complete(command.epoch))
-
-    def remove_tasks(self, command: RemoveTasks) -> Future[None]:
-        """Removes tasks."""
-        return self.loop.call(lambda: self.loop.remove_tasks(set(command.tasks), command.epoch))
-
-    def build_tasks(self, command: BuildTasks) -> Future[None]:
-        """Builds tasks again. Raises StoreError when their snapshots cannot be read."""
-        saved = self.read(command)
-
-        def build_tasks() -> None:
-            if command.change is not None:
-                self.loop.wiring.replan(command.change.plan, command.change.placed)
-            self.loop.build_tasks(set(command.tasks), command.generation, command.epoch, saved)
-
-        return self.loop.call(build_tasks)
-
-    def connect_tasks(self, command: ConnectTasks) -> Future[None]:
-        """Connects tasks, and sends them the messages that they have missed."""
-
-        def connect_tasks() -> None:
-            self.loop.connect_tasks(set(command.tasks), command.generation)
-            for epoch in command.triggers:
-                self.loop.trigger(epoch, command.tasks)
-
-        return self.loop.call(connect_tasks)
-
-    def end(self) -> Future[None]:
-        """Ends the loop, because the job has ended well."""
-        return self.loop.call(self.loop.end)
-
-    # ---------------------------------------------------------------------------------------------------------------
+    def _connect_tasks(self, command: ConnectTasks) -> None:
+        """Connects tasks, and sends them the entries that they have missed."""
+        self.loop.connect_tasks(set(command.tasks), command.generation)
+        for epoch in command.triggers:
+            self.loop.trigger(epoch, command.tasks)
 
     def read(self, command: BuildTasks) -> dict[int, Saved]:
         """Reads the saved state of this worker's tasks."""
