@@ -682,7 +682,10 @@ def test_nothing_of_ray_or_spark_is_loaded() -> None:
     with program(script) as running:
         modules, same_class = json.loads(running.communicate(timeout=LIMIT_S)[0])
     assert not {"ray", "pyspark", "pyarrow", "numpy", "pandas", "rich"} & set(modules)
-    assert not [module for module in modules if module.startswith(("penstock.bridge", "penstock.actors.ray"))]
+    plain = {"penstock.bridge", "penstock.bridge.commands"}  # data that a JobHost knows, also of a job without Spark
+    assert not [
+        one for one in modules if one.startswith(("penstock.bridge", "penstock.actors.ray")) and one not in plain
+    ]
     assert same_class == [True, True]
 
 
