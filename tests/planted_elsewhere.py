@@ -16,7 +16,7 @@ from penstock.runtime.operators.windows import _Due
 from penstock.runtime.records import class_evolution, enum_classes, remade
 from penstock.runtime.records.key_groups import KeyGroups
 from penstock.runtime.sinks.parts import PartsWriter
-from penstock.runtime.worker.task import Task
+from penstock.runtime.worker.diversion import Diverted
 from tests.planting import Test, planted_fault
 
 
@@ -123,14 +123,14 @@ def _windows_take_any_unit() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/worker/task.py",
+    "penstock/runtime/worker/diversion.py",
     Test(
         "tests/bridge/test_time_units_in_spark.py::test_times_in_another_unit_end_a_job_that_is_in_spark_from_the_start"
     ),
 )
 def _spark_is_asked_for_no_unit() -> Any:
     """The greatest time that columns in Spark have is a watermark, whatever it is."""
-    return mock.patch.object(Task, "doubts", return_value=False)
+    return mock.patch.object(Diverted, "doubts", return_value=False)
 
 
 @planted_fault(

@@ -39,6 +39,7 @@ from penstock.runtime.state.keyed import (
     SavedState,
 )
 from penstock.runtime.state.timers import Timers
+from penstock.runtime.worker.diversion import Diverted
 from penstock.runtime.worker.passage import Passage
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
@@ -704,14 +705,13 @@ def _diverts(faults: Faults) -> bool:
     return faults.diversions > 0
 
 
-@planted_fault("penstock/runtime/worker/task.py", Seeds(33, lambda faults: _diverts(faults) and faults.unanswered > 0))
+@planted_fault(
+    "penstock/runtime/worker/diversion.py", Seeds(33, lambda faults: _diverts(faults) and faults.unanswered > 0)
+)
 def _unanswered_is_forgotten() -> Any:
     """What the bridge did not answer is not run as records."""
 
-    def run(self: Task, input_: Any) -> Any:
-        return iter(())
-
-    return _patch(Task, "run_diverted", run)
+    return _patch(Diverted, "run_as_records", lambda self, input_: iter(()))
 
 
 # --- migration -------------------------------------------------------------------------------------------------------
@@ -722,8 +722,8 @@ def _says_that_it_stops() -> Any:
     """A task that is to migrate continues after its barrier."""
     save = Task._save
 
-    def goes_on(self: Task, epoch: int, finished: bool, own: Any = None) -> None:
-        save(self, epoch, finished, own)
+    def goes_on(self: Task, epoch: int, own: Any = None, *, finished: bool) -> None:
+        save(self, epoch, own, finished=finished)
         self._life.move("unpark")
 
     return _patch(Task, "_save", goes_on)

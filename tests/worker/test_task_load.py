@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +14,9 @@ import penstock as ps
 from penstock.apps.ysb_events import START_MS, Events, EventSource
 from penstock.bridge.range_load import way_between
 from penstock.runtime.operators.micro_batch import Bridge, DiversionStats, DivertRequest, MicroBatchResult
-from penstock.runtime.records.batch import Batch
 from penstock.runtime.sources.base import SourceContext
 from penstock.runtime.transport.memory import MemoryNetwork
-from penstock.runtime.worker.diversion import Diversion
+from penstock.runtime.worker.diversion import Diverted
 from penstock.runtime.worker.load import task_load
 from penstock.runtime.worker.metrics import LeastAges
 from penstock.runtime.worker.run_loop import RunLoop
@@ -37,7 +36,7 @@ class Silent(Bridge):
         return self.given[-1]
 
 
-class Diverted:
+class DivertedTask:
     """As much of a task as a diversion uses: `left` more micro-batches, of so many records each."""
 
     state = TaskState.DIVERTED
@@ -48,19 +47,20 @@ class Diverted:
         self.left = 1
         self.answered = 100
         self.now = 0
-        self.passage = SimpleNamespace(timer_due=lambda: False)
+        self.passage = SimpleNamespace(timer_due=lambda: False, stages=[], held=0, marking=False)
+        self.busy_ns = 0
 
     def clock(self) -> int:
         self.now += 10**9
         return self.now
 
-    def has_barrier_to_take(self) -> bool:
+    def has_barrier(self) -> bool:
         return False
 
     def own_state(self) -> None:
         return None
 
-    def at_diverted_end(self) -> bool:
+    def at_end(self) -> bool:
         return False
 
     def has_input_to_divert(self) -> bool:
@@ -73,16 +73,13 @@ class Diverted:
     def take_up_diverted(self, records: int, stamp: int) -> None:
         pass
 
-    def doubts(self, position: int, answer: MicroBatchResult) -> bool:
-        return False
-
-    def continue_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
-        return iter(())
+    def stopwatch(self) -> int:
+        return 0
 
 
-def divert(task: Diverted, bridge: Silent) -> Diversion:
+def divert(task: DivertedTask, bridge: Silent) -> Diverted:
     any_task: Any = task
-    return Diversion(any_task, DivertRequest(0, 1, 0.1, True), bridge, lambda: None)
+    return Diverted(any_task, DivertRequest(0, 1, 0.1, True), bridge, lambda: None)
 
 
 def test_records_under_way_can_be_counted_while_micro_batches_leave() -> None:
@@ -95,7 +92,7 @@ def test_records_under_way_can_be_counted_while_micro_batches_leave() -> None:
             return other + int(self)
 
     bridge = Silent()
-    task = Diverted(5)
+    task = DivertedTask(5)
     diversion = divert(task, bridge)
     diversion.begin()
     assert len(bridge.given) == 1
@@ -107,7 +104,7 @@ def test_records_under_way_can_be_counted_while_micro_batches_leave() -> None:
 
 
 def test_a_task_counts_what_was_answered_through_all_its_diversions() -> None:
-    bridge, task = Silent(), Diverted(5)
+    bridge, task = Silent(), DivertedTask(5)
     diversion = divert(task, bridge)
     diversion.begin()
     bridge.given[0].set_result(MicroBatchResult([]))

@@ -43,8 +43,10 @@ from penstock.runtime.operators.micro_batch import (
     DiversionStats,
     DivertRequest,
     MicroBatchResult,
+    Unprocessed,
 )
-from penstock.runtime.records.batch import Batch
+from penstock.runtime.operators.step_size import StepSize
+from penstock.runtime.records.batch import Batch, split
 from penstock.runtime.sources.base import bytes_of, rows_of, together
 from penstock.runtime.worker.answer_times import AnswerTimes
 from penstock.runtime.worker.task_state import TaskState
@@ -129,9 +131,9 @@ class _Gathered:
         return self._parts[0] if isinstance(self._parts[0], list) else together(self._parts)
 
 
-class Diversion:
-    """The diverted input of one task; see the module's docstring. Only the loop's thread uses it, except for `records`
-    and `gathered`."""
+class Diverted:
+    """Processes the input of a task in Spark; see the module's docstring. Only the loop's thread uses it, except for
+    `records` and `gathered`."""
 
     def __init__(self, task: Task, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None]) -> None:
         self.task = task
@@ -145,6 +147,7 @@ class Diversion:
         self._begun = False  # a micro-batch has left
         self._barrier: int | None = None  # the epoch of the last barrier that was taken
         self._times = AnswerTimes()
+        self._given_back = 0  # the number of records of a micro-batch that wait for their step
         self._lost = 0.0  # the number of records that would have made all that Spark could not process
         self._due = 0  # in ns; the time at which the next micro-batch leaves
         self._read_at = 0  # in ns; the time at which a source is read again
@@ -156,8 +159,9 @@ class Diversion:
 
     @property
     def gathered(self) -> int:
-        """The number of records that wait for the next micro-batch to leave. Other threads may ask for it."""
-        return self._next.records
+        """The number of records that wait for the next micro-batch to leave, or for their step because the task has to
+        process them after all. Other threads may ask for it."""
+        return self._next.records + self._given_back
 
     @property
     def stops(self) -> bool:
@@ -171,6 +175,8 @@ class Diversion:
 
     def runnable(self) -> bool:
         """Whether `begin` would do something."""
+        if self.task.passage.held:
+            return True
         if self._queue:
             if self._queue.ready():
                 return True
@@ -179,24 +185,40 @@ class Diversion:
         return not self.stops and (self._can_take_barrier() or self._can_leave() or self._can_gather())
 
     def ready_in(self) -> float | None:
-        """Returns in how many seconds the next micro-batch leaves, or a source is to be read, or None when that does
-        not depend on the time."""
-        if self.leaving or self.stops:
+        """Returns in how many seconds the next micro-batch leaves, a source is to be read, or a stage has something to
+        do, or None when that does not depend on the time."""
+        if self.stops:
             return None
+        due = self.task.passage.ready_in()
+        if self.leaving:
+            return due
         times = []
         if self._next.records and self._has_room:
             times.append(self._due)
-        if self.task.is_read and not self._is_full and not self.task.at_diverted_end():
+        if self.task.is_read and not self._is_full and not self.task.at_end():
             times.append(self._read_at)
-        return max(0.0, (min(times) - self.task.clock()) / 1e9) if times else None
+        own = max(0.0, (min(times) - self.task.clock()) / 1e9) if times else None
+        return own if due is None else due if own is None else min(due, own)
 
     def begin(self) -> Iterator[Batch] | None:
         """Takes the next step. Returns the outputs to send, if there are any."""
+        if self.task.passage.held:
+            return self.task.passage.let_go_now(everything=True)
+        started = self.task.stopwatch()
+        work = self._begin()
+        if work is None:
+            self.task.busy_ns += self.task.stopwatch() - started
+        return work
+
+    def measure(self, records: int, elapsed_ns: int, *, more: bool) -> None:
+        """Notes nothing, because the steps of micro-batches are measured one by one."""
+
+    def _begin(self) -> Iterator[Batch] | None:
         while True:
             if self._queue:
                 head = self._queue.take()
                 if isinstance(head, _Barrier):
-                    self.task.pass_diverted_barrier(head.epoch, head.own)
+                    self.task.pass_barrier(head.epoch, head.own)
                     return None
                 if isinstance(head, Watermark):
                     return self.task.passage.advance_to(head.value)
@@ -213,7 +235,7 @@ class Diversion:
                 return None
 
     def _is_over(self) -> bool:
-        return not self._queue and not self._next.records and (self.leaving or self.task.at_diverted_end())
+        return not self._queue and not self._next.records and (self.leaving or self.task.at_end())
 
     @property
     def _rows_max(self) -> int:
@@ -229,7 +251,7 @@ class Diversion:
         return self.story.under_way < UNDER_WAY_MAX
 
     def _can_take_barrier(self) -> bool:
-        return self.task.has_barrier_to_take() and (self.task.is_read or not self._next.records)
+        return self.task.has_barrier() and (self.task.is_read or not self._next.records)
 
     def _can_leave(self) -> bool:
         """Whether what was gathered is a micro-batch now."""
@@ -238,12 +260,12 @@ class Diversion:
         if self.leaving:
             return True
         task = self.task
-        barrier = task.has_barrier_to_take() and not task.is_read
-        return self._has_room and (self._is_full or task.clock() >= self._due or barrier or task.at_diverted_end())
+        barrier = task.has_barrier() and not task.is_read
+        return self._has_room and (self._is_full or task.clock() >= self._due or barrier or task.at_end())
 
     def _can_gather(self) -> bool:
         task = self.task
-        if self.leaving or self._is_full or task.has_barrier_to_take() or not task.has_input_to_divert():
+        if self.leaving or self._is_full or task.has_barrier() or not task.has_input_to_divert():
             return False
         return not task.is_read or task.clock() >= self._read_at
 
@@ -300,7 +322,7 @@ class Diversion:
         task = self.task
         task.take_up_diverted(item.records, item.stamp)
         if item.answer is None:
-            return task.run_diverted(item.input)
+            return self.run_as_records(item.input)
         self.story.under_way -= 1
         try:
             answer = item.answer.result()
@@ -309,10 +331,10 @@ class Diversion:
             self.story.failed = f"{type(error).__name__}: {error}"
             task.diversion_failed = (self.story.id, self.story.failed)
             task.undivert()
-            return task.run_diverted(item.input)
-        if task.doubts(self.divert.position, answer):
+            return self.run_as_records(item.input)
+        if self.doubts(answer):
             self._times.answered(task.clock(), item.records, item.since, None, alone=True)
-            return task.run_diverted(item.input)
+            return self.run_as_records(item.input)
         story = self.story
         if unprocessed := answer.unprocessed:
             failed = sum(map(len, unprocessed))
@@ -332,7 +354,64 @@ class Diversion:
         cost = self._times.answered(task.clock(), item.records, item.since, answer.spark_s, alone=first)
         if cost is not None:
             story.recent.append((story.batches, *cost))
-        return task.continue_from(self.divert.position, answer, item.records)
+        return self._continue_from(answer, item.records)
+
+    def run_as_records(self, input_: Any) -> Iterator[Batch]:
+        """Yields the outputs of a micro-batch that the task had to process itself."""
+        return self._in_steps(input_ if isinstance(input_, list) else rows_of(input_), 0)
+
+    def _in_steps(self, batch: Batch, first: int) -> Iterator[Batch]:
+        """Yields the outputs of the stages from `first` on for a batch that is larger than the task would take for one
+        step. After each part of a step's size comes an empty output, so that the other tasks have their turn."""
+        task, passage = self.task, self.task.passage
+        if first == len(passage.stages):
+            yield batch
+            return
+        # The limit of steps is for all stages. What the last ones can do in a step is not known.
+        size = task.size
+        if first:
+            size = StepSize()
+            size.limit = 1
+        while batch:
+            part, batch = split(batch, size.limit if first else task.step_limit())
+            self._given_back = 0 if first else len(batch)
+            outputs = passage.run(part, first) if first else passage.through(part)
+            took = 0
+            while True:
+                began = task.stopwatch()
+                out = next(outputs, None)
+                took += task.stopwatch() - began
+                if out is None:
+                    break
+                yield out
+            if first or not passage.gathering:
+                size.measure(len(part), took, bool(batch))
+            yield []
+
+    def doubts(self, answer: MicroBatchResult) -> bool:
+        """Returns whether the task must process the records of an answer itself, to find out what their times mean."""
+        greatest = answer.greatest
+        stages = self.task.passage.stages[: self.divert.position]
+        return greatest is not None and any(stage.doubts(greatest) for stage in stages)
+
+    def _continue_from(self, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
+        """Yields the outputs of an answer, after they have passed the stages after the range."""
+        passage, position = self.task.passage, self.divert.position
+        stages = passage.stages[:position]
+        one_to_one = [stage.context.operator.one_to_one for stage in stages]
+        for stage, (taken, given) in zip(stages, answer.counted(one_to_one, records), strict=False):
+            stage.records_in += taken
+            stage.records_out += given
+        for batch in answer.batches:
+            if isinstance(batch, Unprocessed):  # the stages count these records themselves
+                yield from self._in_steps(batch.records, batch.position)
+            else:
+                yield from self._in_steps(batch, position)
+        if answer.greatest is not None:
+            for stage in stages:
+                stage.observe(answer.greatest)
+        if passage.marking:
+            yield from passage.advance()
 
 
 def lost_share(answer: MicroBatchResult, records: int) -> float:

@@ -124,7 +124,7 @@ class SourceTask(Task):
     def aligned_mark(self) -> int | None:
         """The watermark that others wait for. END_OF_TIME: it reads no more. None: it has none yet."""
         assert self._marking_stage is not None
-        return END_OF_TIME if self._at_end() or self.finished else self._marking_stage.mark
+        return END_OF_TIME if self.at_end() or self.finished else self._marking_stage.mark
 
     @property
     def _is_ahead(self) -> bool:
@@ -190,15 +190,15 @@ class SourceTask(Task):
         return self._triggers.popleft()
 
     def backlog(self) -> int | None:
-        return 0 if self._at_end() else self.reader.backlog()
+        return 0 if self.at_end() else self.reader.backlog()
 
     def has_full_buffer(self) -> bool:
-        return not self._at_end() and self.reader.is_full()
+        return not self.at_end() and self.reader.is_full()
 
     def has_input_to_divert(self) -> bool:
         if self._is_ahead:
             return False
-        return not self._at_end() and not (self.output_caches is not None and self.output_caches.full)
+        return not self.at_end() and not (self.output_caches is not None and self.output_caches.full)
 
     def take_to_divert(self, most: int, *, columns: bool) -> tuple[Any, int, int]:
         self._has_passed = False
@@ -311,30 +311,26 @@ class SourceTask(Task):
         except Exception:  # of the source; its failure counts when an epoch asks
             return None
 
-    def _has_barrier(self) -> bool:
+    def has_barrier(self) -> bool:
         # The source reads, or ends, between two barriers. Epochs that follow each other faster than the worker can
         # process them would otherwise stop the job.
-        return bool(self._triggers) and not (self._has_passed and (self._at_end() or self._has_input()))
+        return bool(self._triggers) and not (self._has_passed and (self.at_end() or self.has_input()))
 
-    def _pass_barrier(self) -> None:
-        self._has_passed = True
-        self._save(self._triggers.popleft(), finished=False)
-
-    def _has_input(self) -> bool:
-        if self._at_end() or (self.output_caches is not None and self.output_caches.full) or self._is_ahead:
+    def has_input(self) -> bool:
+        if self.at_end() or (self.output_caches is not None and self.output_caches.full) or self._is_ahead:
             return False
         if self._failed_read:
             return self.clock() / 1e9 >= self._retry_at
         return self._woken or self.clock() / 1e9 >= self._due
 
-    def _has_more(self) -> bool:
+    def has_more(self) -> bool:
         # If a barrier was asked for, it comes next.
-        if not self._read_some or self._triggers or not self._has_input():
+        if not self._read_some or self._triggers or not self.has_input():
             return False
         wait = self.reader.ready_in()
         return wait is not None and wait <= 0
 
-    def _at_end(self) -> bool:
+    def at_end(self) -> bool:
         return self.stopping or self.reader.finished
 
     def own_state(self) -> StageState:
@@ -343,19 +339,16 @@ class SourceTask(Task):
         offsets = self.reader.offsets()
         return StageState(own=[split.at(offsets.get(name, split.offset)) for name, split in self.splits.items()])
 
-    def _begin(self) -> bool:
+    def take_input(self) -> Iterator[Batch] | None:
         self._has_passed = False
-        if self._at_end() or self._timers_turn():
-            return super()._begin()
-        self._has_fired = False
         if self._is_ahead:
-            return self._begin_to_let_go()
+            return None
         self._woken = False
         if self.passage.record_by_record is not None:
             self.passage.record_by_record.origin = SOURCE
         stage = self.stages[0]
         try:
-            most = self._size.limit
+            most = self.size.limit
             limit = self._within_drift(most)
             records: Any = self._read(limit)  # which is a user's
             if not isinstance(records, list):
@@ -367,7 +360,7 @@ class SourceTask(Task):
         except BaseException as error:
             stage.errors.handle("(reading)", error)
             self.stopping = True  # the error policy lets the job continue without the rest of this reader's input
-            return False
+            return None
         self._due = 0.0
         self._more = len(records) >= most  # a step that the drift has bounded does not say that more would fit into it
         if len(records) < limit:
@@ -375,18 +368,16 @@ class SourceTask(Task):
             self._due = float("inf") if wait is None else self.clock() / 1e9 + wait
         self._read_some = bool(records)
         if not records:
-            return self._begin_to_let_go()
+            return None
         if (sample := self.sample) is not None:  # read once, because another thread may take it
             sample.add(records, self.clock())
         if self._marking_stage is not None:
             self._pace.read(len(records))
         self._work_records = len(records)
         if self._splits_stages and len(self.splits) > 1:
-            self._work = self._by_split(records)
-        else:
-            self.passage.stamped(self.reader.stamp_ns or self.clock())
-            self._work = self.passage.through(records)
-        return True
+            return self._by_split(records)
+        self.passage.stamped(self.reader.stamp_ns or self.clock())
+        return self.passage.through(records)
 
     def _by_split(self, records: list[Any]) -> Iterator[Batch]:
         """Yields the outputs for records, split by split. What was gathered of another one is processed before."""

@@ -36,15 +36,15 @@ from penstock.runtime.event_time.watermark import END_OF_TIME, Watermark, Waterm
 from penstock.runtime.exchange.channel import InChannel
 from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.lifecycle import Machine
-from penstock.runtime.operators.base import Pending, Stage
-from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult, Unprocessed
+from penstock.runtime.operators.base import Stage
+from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.operators.step_size import STEP_NS, StepSize
 from penstock.runtime.program.plan import TaskId
 from penstock.runtime.records.batch import Batch, concat, split
-from penstock.runtime.sources.base import rows_of
 from penstock.runtime.state.keyed import Counters, SavedState, StageState
 from penstock.runtime.worker.blackbox import SOURCE, RecordByRecord
-from penstock.runtime.worker.diversion import Diversion
+from penstock.runtime.worker.direct import Direct, Processing
+from penstock.runtime.worker.diversion import Diverted
 from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
 from penstock.runtime.worker.passage import Passage
 from penstock.runtime.worker.sample import Sample
@@ -117,13 +117,12 @@ class Task:
         self.clock = clock
         self.inputs: dict[int, InChannel] = {}
         self.passage = Passage(
-            stages, clock, options.wall, self._has_more if options.steps.waits_for_more else lambda: False
+            stages, clock, options.wall, self.has_more if options.steps.waits_for_more else lambda: False
         )
         self.timed, self.gathering, self.pending = self.passage.timed, self.passage.gathering, self.passage.pending
         self.outputs = TaskOutputs(self.passage, clock, options.shared_batches)
         self.logs = self.outputs.logs
-        self._stopwatch = options.steps.stopwatch or perf_counter_ns
-        self._barriers_let_go = options.steps.barriers_let_go
+        self.stopwatch = options.steps.stopwatch or perf_counter_ns
         self._life = Machine(TASK, f"task {name}")
         self.queued = 0  # the number of records in the inbox
         self.busy_ns = 0
@@ -140,13 +139,10 @@ class Task:
         self.marks = Watermarks()
         self._wake = options.wake
         self._mark_sent: int | None = None
-        self.diversion: Diversion | None = None  # set when DIVERTED or RETURNING
         self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
         self.answered = 0  # the number of records of its input that Spark has answered
         self.unprocessed = 0  # of the records sent to Spark, the number of those that failed there
         self.sample: Sample | None = None  # what it processes is added, while somebody has asked for a sample
-        self._has_fired = False  # whether timers were called after the last input
-        self._stamp = 0
         self._work: Iterator[Batch] | None = None
         self._work_records = 0
         self._work_ns = 0  # in earlier steps of the same work
@@ -154,13 +150,14 @@ class Task:
         # By earlier works: the number of records that were only gathered, and the time for that in ns.
         self._gathered = (0, 0)
         self._several_inputs = stages[0].context.operator.inputs > 1
-        self._given_back = 0  # the number of records of a micro-batch that wait for their step
         self._more = False  # whether the limit of the step, and not the input, has bounded the work
         self._records_at_snapshot = -1  # the number of records at the last snapshot
         self.park_at: int | None = None  # the epoch after whose barrier the task must stop, because it migrates
         # Whether the last snapshot was quiet; epochs are then rare until the next record is reported.
         self._rested = False
-        self._size = StepSize()
+        self.size = StepSize()
+        self._direct = Direct(self, self.size, barriers_let_go=options.steps.barriers_let_go)
+        self.processing: Processing = self._direct
         self._unflushed = False
 
     def connect(self) -> None:
@@ -168,7 +165,7 @@ class Task:
         self.inbox.open = {number for number, channel in self.inputs.items() if not channel.ended}
         self.outputs.connect()
         for stage in self.gathering:
-            stage.gather(self.clock, self._stopwatch)
+            stage.gather(self.clock, self.stopwatch)
         if self.pending is not None:
             self.pending.attach(self.clock, self._wake)
 
@@ -240,38 +237,21 @@ class Task:
             return False
         if self.outputs.waiting and self.outputs.retry():
             return False
-        if state is not _RUNNING and state is not _READY:
-            return self._runnable_otherwise(state)
-        return (
-            self._work is not None
-            or self._has_input()
-            or self._has_barrier()
-            or self._at_end()
-            or (bool(self.timed) and self.passage.timer_due())
-            or (bool(self.gathering) and self.passage.has_waited())
-            or (self.pending is not None and self.pending.ready())
-        )
-
-    def _runnable_otherwise(self, state: TaskState) -> bool:
-        """The same as `runnable`, for a task that does not process its input as records."""
-        if state is _PARKED or state is _MADE:
-            return False
-        if self.diversion is None:  # it still has to send its end
+        if self._work is not None or state is _ENDING or state is _DRAINING:
             return True
-        return self._work is not None or self.passage.held > 0 or self.diversion.runnable()
+        return state is not _PARKED and state is not _MADE and self.processing.runnable()
 
     @property
     def gathered(self) -> int:
         """The number of records that its stages have gathered, or its diversion for the next micro-batch, or that wait
         for their step because the task has to process them after all, or that are under way in its pending stage. Other
         threads may ask for it."""
-        diversion = self.diversion  # read once, because it may end meanwhile
-        waiting = self.passage.held if self.pending is None else self.passage.held + self.pending.under_way
-        return waiting + self._given_back + (0 if diversion is None else diversion.gathered)
+        under_way = 0 if self.pending is None else self.pending.under_way
+        return self.passage.held + under_way + self.processing.gathered
 
     def step(self) -> None:
         """Processes a limited part of what is ready. It must be called only when the task is runnable."""
-        started = self._stopwatch()
+        started = self.stopwatch()
         passage, outputs = self.passage, self.outputs
         if self._work is None:
             state = self._life.state
@@ -287,29 +267,15 @@ class Task:
             if self.pending is not None:
                 passage.collected = 0
                 self.pending.alone = passage.record_by_record is not None
-            barrier = self._barriers_let_go and self._has_barrier()
-            if self._held_before and (self.diversion is not None or barrier):
-                self._work_records = 0
-                passage.stamped(self.clock())
-                self._work = passage.let_go(everything=True)
-            elif self.diversion is not None:
-                self._work_records = 0
-                self._work = self.diversion.begin()
-                if self._work is None:
-                    self.busy_ns += self._stopwatch() - started
-                    return
-            elif self._has_barrier():
-                self._pass_barrier()
-                self.busy_ns += self._stopwatch() - started
+            self._work_records = 0
+            self._work = self.processing.begin()
+            if self._work is None:
                 return
-            elif not self._begin():
-                return
-        assert self._work is not None
         for out in self._work:
             if out:
                 outputs.emit(out)
-            if outputs.flush() or self._stopwatch() - started > 2 * STEP_NS:
-                elapsed = self._stopwatch() - started
+            if outputs.flush() or self.stopwatch() - started > 2 * STEP_NS:
+                elapsed = self.stopwatch() - started
                 self.busy_ns += elapsed
                 self._work_ns += elapsed
                 return
@@ -321,7 +287,7 @@ class Task:
             outputs.watermark(passage.mark)
         outputs.flush()
         self._unflushed = True
-        elapsed = self._stopwatch() - started
+        elapsed = self.stopwatch() - started
         self.busy_ns += elapsed
         if self._work_records or self._held_before or passage.collected:
             self._measure(self._work_ns + elapsed)
@@ -337,19 +303,12 @@ class Task:
     def ready_in(self) -> float | None:
         """Returns in how many seconds there may be work without a message or a wake-up, or None when there will be
         none."""
-        if self.outputs.waiting or self._life.state in AT_REST or (self.diversion is not None and self.diversion.stops):
-            return None
-        times = self.passage.ready_in(), None if self.diversion is None else self.diversion.ready_in()
-        return min((due for due in times if due is not None), default=None)
+        return None if self.outputs.waiting or self._life.state in AT_REST else self.processing.ready_in()
 
-    def _timers_turn(self) -> bool:
-        # Timers take turns with the input: a timer that sets itself again for now must not stop the job. At the end all
-        # timers are called.
-        if not self.timed or self._at_end() or (self._has_fired and self._has_input()):
-            return False
-        return self.passage.timer_due()
+    # --- the input, as its processing asks for it ---------------------------------------------------------------
 
-    def _has_input(self) -> bool:
+    def has_input(self) -> bool:
+        """Returns whether there is input for `take_input`."""
         inbox, pending = self.inbox.ready, self.pending
         if pending is None:
             return bool(inbox)
@@ -358,94 +317,75 @@ class Task:
         # A watermark needs no room, but it follows the records that an epoch has saved.
         return not pending.returned and bool(inbox) and isinstance(inbox[0][1], Watermark)
 
-    def _has_more(self) -> bool:
-        """Whether records come next."""
+    def has_more(self) -> bool:
+        """Returns whether records come next."""
         if self.pending is not None and self.pending.ready():
             return True
         inbox = self.inbox.ready
-        return bool(inbox) and not isinstance(inbox[0][1], Watermark) and self._has_input()
+        return bool(inbox) and not isinstance(inbox[0][1], Watermark) and self.has_input()
 
-    def _has_barrier(self) -> bool:
+    def has_barrier(self) -> bool:
+        """Returns whether a barrier comes next."""
         return self.inbox.aligned
 
-    def _at_end(self) -> bool:
+    def take_barrier(self) -> int:
+        """Takes the next barrier of the input. Returns its epoch."""
+        epoch = self.inbox.epoch
+        self.inbox.release()
+        return epoch
+
+    def at_end(self) -> bool:
+        """Returns whether no input is left."""
         return self.inbox.at_end and (self.pending is None or not self.pending.under_way)
 
-    def _begin(self) -> bool:
-        """Begins with the next part of the input, or with the end. Returns False when there is nothing."""
-        if self._timers_turn():
-            self._has_fired = True
-            self._work_records = 0
-            self._work = self.passage.fire()
-            return True
-        self._has_fired = False
-        pending = self.pending
-        if pending is not None and (pending.returned or pending.ready()):
-            return self._begin_with(pending)
-        if self.event_time and self._take_marks():
-            self._work_records = 0
-            self._work = self.passage.advance_to(self.marks.current)
-            return True
-        if self.inbox.ready and (pending is None or pending.room):
-            batch = self._take(self._step_limit())
+    def input_ended(self) -> None:
+        """Notes that the last outputs are made."""
+        self._life.move("input ended")
+
+    def take_input(self) -> Iterator[Batch] | None:
+        """Takes the next part of the input. Returns the outputs for it, or None when there is nothing."""
+        pending, passage = self.pending, self.passage
+        if pending is not None and pending.ready():
+            return passage.collect(pending)
+        if pending is not None and pending.returned:  # records that an epoch has saved
+            if not pending.room:
+                return None
+            batch = pending.take_returned(self.step_limit())
+            if passage.record_by_record is not None:
+                passage.record_by_record.origin = SOURCE  # no channel has this number
+            self._more = pending.returned > 0
+            passage.stamped(self.clock())
+        elif self.event_time and self._take_marks():
+            return passage.advance_to(self.marks.current)
+        elif self.inbox.ready and (pending is None or pending.room):
+            batch, stamp = self._take(self.step_limit())
             if (sample := self.sample) is not None:  # read once, because another thread may take it
                 sample.add(batch, self.clock())
-            self._work_records = len(batch)
-            self.passage.stamped(self._stamp)
-            self._work = self.passage.through(batch)
-            return True
-        if self._at_end():
-            self._work_records = 0
-            self._work = self.passage.finish()
-            self._life.move("input ended")
-            return True
-        return self._begin_to_let_go()
-
-    def _begin_with(self, pending: Pending) -> bool:
-        """Begins with what has come of earlier records, or with records that an epoch has saved."""
-        self._work_records = 0
-        if pending.ready():
-            self._work = self.passage.collect(pending)
-        elif pending.room:
-            batch = pending.take_returned(self._step_limit())
-            if self.passage.record_by_record is not None:
-                self.passage.record_by_record.origin = SOURCE  # no channel has this number
-            self._more = pending.returned > 0
-            self._work_records = len(batch)
-            self.passage.stamped(self.clock())
-            self._work = self.passage.through(batch)
+            passage.stamped(stamp)
         else:
-            return self._begin_to_let_go()
-        return True
+            return None
+        self._work_records = len(batch)
+        return passage.through(batch)
 
-    def _begin_to_let_go(self) -> bool:
-        """Processes gathered records that need not wait for more, because no input comes next."""
-        if not self._held_before:
-            return False
-        self._work_records = 0
-        self.passage.stamped(self.clock())
-        self._work = self.passage.let_go()
-        return True
-
-    def _step_limit(self) -> int:
+    def step_limit(self) -> int:
         """Returns how many records a step takes. When the first stage gathers, it is enough for full calls."""
-        limit = self._size.limit
+        limit = self.size.limit
         if self.gathering and self.gathering[0] is self.stages[0]:
             wanted, call = self.gathering[0].wants()
             return wanted if limit < wanted else limit - (limit - wanted) % call
         return limit if self.pending is None else min(limit, self.pending.room)
 
-    def _take(self, limit: int) -> Batch:
-        """Takes up to this many records from the inbox."""
+    def _take(self, limit: int) -> tuple[Batch, int]:
+        """Takes up to this many records from the inbox. Returns them, and the stamp of the oldest."""
         inbox = self.inbox.ready
-        channel, first, stamp, cost = inbox.popleft()
+        channel, first, oldest, cost = inbox.popleft()
+        stamp = oldest
         most = limit
         if (noting := self.passage.record_by_record) is not None:
             noting.origin, most = channel, 0  # only records of one channel at a time
         assert not isinstance(first, Watermark)
         if several := self._several_inputs:
             self.stages[0].port = self.inputs[channel].port
-        self._stamp = stamp
         count = len(first)
         batches = [first]
         self.inputs[channel].take(cost)
@@ -458,7 +398,7 @@ class Task:
             self.inputs[channel].take(cost)
             batches.append(following)
             count += len(following)
-            self._stamp = min(self._stamp, stamp)
+            oldest = min(oldest, stamp)
         batch = concat(batches)
         if count > limit:
             # The rest goes back without cost. Its credit is granted, which is at most one message more than the credit
@@ -468,7 +408,7 @@ class Task:
             count = limit
         self.queued -= count
         self._more = bool(inbox)
-        return batch
+        return batch, oldest
 
     def _take_marks(self) -> bool:
         """Takes the watermarks that come next in the inbox. Returns True when the task's own watermark has changed."""
@@ -531,11 +471,6 @@ class Task:
         self._life.move("unpark")
         self.park_at = None  # also when the barrier has not come yet
 
-    def _pass_barrier(self) -> None:
-        epoch = self.inbox.epoch
-        self._save(epoch, finished=False)
-        self.inbox.release()
-
     # --- the operation stream ----------------------------------------------------------------------------------
 
     def divert(self, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None]) -> None:
@@ -543,13 +478,13 @@ class Task:
         state of its own, and the outputs of what the task has begun leave before the answer to the first micro-batch.
         And a burst delays the next barrier most of all."""
         if (
-            self.passage.record_by_record is not None or self._at_end()
+            self.passage.record_by_record is not None or self.at_end()
         ):  # in record-by-record mode each record must be noted
             return
         if not self._life.move("divert"):
             return
         if self.diversion is None:
-            self.diversion = Diversion(self, divert, bridge, wake)
+            self.processing = Diverted(self, divert, bridge, wake)
         elif self.diversion.divert.life != divert.life:
             self.undivert()  # from a Spark that was given up; to go to the other one is asked for again
         else:
@@ -562,8 +497,14 @@ class Task:
 
     def all_answered(self) -> None:
         """Continues with records, because all micro-batches are answered and no more are sent."""
-        self.diversion = None
+        self.processing = self._direct
         self._life.move("answered")
+
+    @property
+    def diversion(self) -> Diverted | None:
+        """Its processing, when DIVERTED or RETURNING. Other threads may ask."""
+        processing = self.processing
+        return processing if isinstance(processing, Diverted) else None
 
     def told_to_divert(self) -> DivertRequest | None:
         """The diversion that the input follows. None: the input is processed as records, or will be when all
@@ -580,31 +521,13 @@ class Task:
         """Returns whether more records wait outside of the inbox than `backlog` can count."""
         return False
 
-    def has_barrier_to_take(self) -> bool:
-        """Whether the next barrier can take its place after the micro-batches."""
-        return self._has_barrier()
-
     def own_state(self) -> StageState | None:
         """Returns what the first stage has to save of the input that was taken so far: the offsets of a source."""
         return None
 
-    def take_barrier(self) -> int:
-        """Takes the next barrier of the input. Returns its epoch."""
-        epoch = self.inbox.epoch
-        self.inbox.release()
-        return epoch
-
-    def pass_diverted_barrier(self, epoch: int, own: StageState | None) -> None:
-        """Saves the state and passes a barrier on, because all micro-batches before it are answered."""
-        self._save(epoch, finished=False, own=own)
-
     def has_input_to_divert(self) -> bool:
         """Whether there may be input for a micro-batch."""
         return bool(self.inbox.ready)
-
-    def at_diverted_end(self) -> bool:
-        """Whether no input is left."""
-        return self._at_end()
 
     def take_to_divert(self, most: int, *, columns: bool) -> tuple[Any, int, int]:
         """Returns the input of a micro-batch of at most so many records, their number and its stamp, or a watermark
@@ -614,71 +537,24 @@ class Task:
             self._take_marks()
             current = self.marks.current
             return (Watermark(current), 0, 0) if current is not None else ([], 0, 0)
-        batch = self._take(most)
+        batch, stamp = self._take(most)
         assert isinstance(batch, list), "a range never begins after a key grouping"
-        return batch, len(batch), self._stamp
+        return batch, len(batch), stamp
 
     def take_up_diverted(self, records: int, stamp: int) -> None:
         """Notes that the answer for this many records comes next."""
         self.passage.stamped(stamp)
         self._work_records = records
 
-    def run_diverted(self, input_: Any) -> Iterator[Batch]:
-        """Yields the outputs of a micro-batch that the task had to process itself."""
-        return self._in_steps(input_ if isinstance(input_, list) else rows_of(input_), 0)
+    # --- snapshots -----------------------------------------------------------------------------------------------
 
-    def _in_steps(self, batch: Batch, first: int) -> Iterator[Batch]:
-        """Yields the outputs of the stages from `first` on for a batch that is larger than the task would take for one
-        step. After each part of a step's size comes an empty output, so that the other tasks have their turn."""
-        if first == len(self.stages):
-            yield batch
-            return
-        # The limit of steps is for all stages. What the last ones can do in a step is not known.
-        size = self._size
-        if first:
-            size = StepSize()
-            size.limit = 1
-        while batch:
-            part, batch = split(batch, size.limit if first else self._step_limit())
-            self._given_back = 0 if first else len(batch)
-            outputs = self.passage.run(part, first) if first else self.passage.through(part)
-            took = 0
-            while True:
-                began = self._stopwatch()
-                out = next(outputs, None)
-                took += self._stopwatch() - began
-                if out is None:
-                    break
-                yield out
-            if first or not self.gathering:
-                size.measure(len(part), took, bool(batch))
-            yield []
-
-    def doubts(self, position: int, answer: MicroBatchResult) -> bool:
-        """Returns whether the task must process the records of an answer itself, to find out what their times mean."""
-        greatest = answer.greatest
-        return greatest is not None and any(stage.doubts(greatest) for stage in self.stages[:position])
-
-    def continue_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
-        """Yields the outputs of an answer, after they have passed the stages after the range."""
-        one_to_one = [stage.context.operator.one_to_one for stage in self.stages[:position]]
-        for stage, (taken, given) in zip(self.stages, answer.counted(one_to_one, records), strict=False):
-            stage.records_in += taken
-            stage.records_out += given
-        for batch in answer.batches:
-            if isinstance(batch, Unprocessed):  # the stages count these records themselves
-                yield from self._in_steps(batch.records, batch.position)
-            else:
-                yield from self._in_steps(batch, position)
-        if answer.greatest is not None:
-            for stage in self.stages[:position]:
-                stage.observe(answer.greatest)
-        if self.passage.marking:
-            yield from self.passage.advance()
-
-    def _save(self, epoch: int, finished: bool, own: StageState | None = None) -> None:
+    def pass_barrier(self, epoch: int, own: StageState | None = None) -> None:
         """Saves the present state, and passes the barrier on. `own`: what the first stage saves of the input (None: of
         all that was taken)."""
+        self._save(epoch, own, finished=False)
+        self.outputs.barrier(epoch)
+
+    def _save(self, epoch: int, own: StageState | None = None, *, finished: bool) -> None:
         assert self.on_snapshot is not None
         self.epoch = epoch
         if self.passage.record_by_record is not None:
@@ -696,8 +572,6 @@ class Task:
         if parked and self.diversion is None:
             self._life.move("park", f"epoch {epoch}")
         self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, parked, states))
-        if not finished:
-            self.outputs.barrier(epoch)
 
     def _measure(self, elapsed: int) -> None:
         if self._rested:
@@ -722,6 +596,5 @@ class Task:
                     ages.done = age
                 if age - elapsed < ages.taken:  # noqa: PLR1730
                     ages.taken = age - elapsed
-        # A diverted task measures its steps itself.
-        if records and (gone > 0 or self.pending is not None) and self.diversion is None:
-            self._size.measure(records, elapsed, self._more)
+        if records and (gone > 0 or self.pending is not None):
+            self.processing.measure(records, elapsed, more=self._more)
