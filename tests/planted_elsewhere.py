@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -84,10 +83,7 @@ def _files_are_copied() -> Any:
 )
 def _no_limit_on_nodes() -> Any:
     """Tasks that talk to each other go to one node, however full it is."""
-    faults = ExitStack()
-    for where, what in ((refinement._Filling, "excess"), (refinement, "_over")):
-        faults.enter_context(mock.patch.object(where, what, return_value=0.0))
-    return faults
+    return mock.patch.object(refinement._Filling, "excess", return_value=0.0)
 
 
 @planted_fault(
