@@ -583,10 +583,10 @@ class Stream(Generic[T_co]):
         """One output a record: what fn(record) returns, in calls that wait for something else, such as a service.
 
         `fn` is a coroutine function, which runs on an asyncio loop in one thread of each task, or any other function,
-        which runs in threads of the task; a coroutine that it returns is awaited on such a loop. It may be an object
-        with open() and close(), which a coroutine function may have as coroutine functions too, or a class with
-        __call__, as for `map`. Each task has at most `concurrency` records under way, and takes no more input
-        meanwhile. A result that waits for its turn counts too.
+        which runs in threads of the task and must not return a coroutine. It may be an object with open() and close(),
+        which a coroutine function may have as coroutine functions too, or a class with __call__, as for `map`. Each
+        task has at most `concurrency` records under way, and takes no more input meanwhile. A result that waits for its
+        turn counts too.
 
         `ordered`: results leave in the order of their records; False: as they are ready. No watermark overtakes a
         record that came before it, so a window misses no result. The order among tasks, and so for each key, is kept

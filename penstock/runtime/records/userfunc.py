@@ -516,7 +516,10 @@ def no_value(result: Any) -> str | None:
     """Explains why what a function returned is not a record. None: it may be one."""
     if isinstance(result, Coroutine):
         result.close()  # otherwise Python warns about it too
-        return "the function returned a coroutine, which nobody awaits; map_async does, or call asyncio.run(...) in it"
+        return (
+            "the function returned a coroutine, which nobody awaits; map_async awaits functions that are written with "
+            "`async def`, or call asyncio.run(...) in the function"
+        )
     if isinstance(result, AsyncGenerator):
         return "the function returned an asynchronous generator, which nobody reads; read it in the function"
     return None
