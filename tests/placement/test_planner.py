@@ -168,7 +168,8 @@ def test_plans_cost_no_more_than_those_that_do_not_know_the_costs(
     found = plan(graph, nodes, node_cost=node_cost)
     costs = [graph.hop_cost(at, node_of[at], node_cost) for at in (found.worker_of, alone, alike)]
     assert costs[0] <= costs[1] + 1e-9
-    if fits(graph, node_of[alike], node_limits(graph, nodes, 0.1)):
+    # With one worker on each node, both are the same search, and no plan is compared with the other's.
+    if len(nodes) < len(node_of) and fits(graph, node_of[alike], node_limits(graph, nodes, 0.1)):
         assert costs[0] <= costs[2] + 1e-9
 
 
