@@ -11,6 +11,7 @@ The first line of each class's own docstring says more. A test compares this tre
     │   └── NoSuchMethod          a stream has no method of this name (also an AttributeError)
     ├── CodecError                a record cannot be encoded, or received bytes cannot be decoded
     │   ├── BadMessage            what came from another worker is no message
+    │   ├── LayoutChanged         a class has other fields than when objects of it were saved
     │   ├── CorruptGzip           a gzip file is damaged or ends early
     │   └── KeysNowEqual          keys of a map that differed when they were saved have become equal
     ├── KeyTypeError              a key has no stable hash (also a TypeError)
@@ -77,6 +78,7 @@ the place that raises them:
     ├── NotAsWritten              what has the name of a store's file is certainly not that file (FileNotFoundError)
     ├── NotAsAgreed               what a peer has sent cannot be meant for this process; it is disconnected (OSError)
     ├── NotProved                 a peer has not proved that it knows the job's key; its connection is closed (OSError)
+    ├── NotAwaited                a function without `async def` has returned a coroutine (TypeError)
     ├── Disturbed                 a trial of a range in Spark was given up, and is made again later
     ├── CannotForce               a transport was asked for that a machine does not have (ValueError)
     └── InvalidTransition         an event that a state excludes: a fault of Penstock's own (RuntimeError)

@@ -251,7 +251,7 @@ def _one_left_out() -> Any:
     return _patch(log_module, "address", address)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(11, _somebody_dies))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(13, _somebody_dies))
 def _siblings_go_back() -> Any:
     """When a receiver goes back, the cursors of its siblings go back too."""
     connect = OutLog.connect
@@ -277,7 +277,7 @@ def _cursors_not_renumbered() -> Any:
     return _patch(OutLog, "complete", complete)
 
 
-@planted_fault("penstock/runtime/exchange/log.py", Seeds(6, _somebody_dies))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(52, _somebody_dies))
 def _behind_is_with_the_others() -> Any:
     """Who catches up gets what its siblings are sent, and nothing of what it has missed."""
 
@@ -337,7 +337,7 @@ def _numbers_not_looked_at() -> Any:
     return _patch(InChannel, "accept", lambda self, head: True)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(129, _moves))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(251, _moves))
 def _local_as_before() -> Any:
     """A channel to a receiver that has moved goes where it went before."""
 
@@ -674,7 +674,7 @@ def _late_answer_counts() -> Any:
     return _patch(Coordinator, "built", any_generation)
 
 
-@planted_fault("penstock/runtime/worker/task.py", Seeds(9, _several_epochs))
+@planted_fault("penstock/runtime/worker/task.py", Seeds(11, _several_epochs))
 def _an_end_is_forgotten() -> Any:
     """A task that had ended in the epoch from which it continues takes up its input again."""
     restore_task = Task.restore
@@ -749,7 +749,7 @@ def _stays_stopped() -> Any:
     return _patch(RunLoop, "unpark", lambda self: None)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(110, _moves))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(251, _moves))
 def _nothing_redirected() -> Any:
     """What was kept for a task that moves to or from this worker is forgotten."""
     move, connect = OutChannel.move, OutChannel.connect
@@ -778,7 +778,7 @@ def _old_ends() -> Any:
     return _patch(Wiring, "_connect_receiver", once)
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(335, _moves))
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(793, _moves))
 def _moved_senders_wait() -> Any:
     """Only those who send to tasks that were made again are told to send, not these themselves."""
 

@@ -25,9 +25,11 @@ def defined() -> dict[str, str]:
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
 
-    def is_exception(name: str) -> bool:
+    def is_exception(name: str, below: tuple[str, ...] = ()) -> bool:
+        if name in below:  # two classes that are no exceptions have the same name
+            return False
         if name in bases:
-            return any(map(is_exception, bases[name]))
+            return any(is_exception(base, (*below, name)) for base in bases[name])
         known = getattr(builtins, name, None)
         return isinstance(known, type) and issubclass(known, BaseException)
 
