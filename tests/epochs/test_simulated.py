@@ -79,7 +79,7 @@ def test_the_seeds_have_every_kind_of_fault() -> None:
 
 
 def test_nodes_are_lost_and_killed_and_connections_break() -> None:
-    counts = run_seed(338) + run_seed(2)
+    counts = run_seed(338) + run_seed(2) + run_seed(407)
     for what in (
         "nodes lost",
         "nodes killed",
