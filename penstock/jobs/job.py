@@ -301,6 +301,7 @@ class Job:
             return None
         place = _place_of(savepoint, "stop: savepoint=")
         self._ask("stop_with_savepoint", place, again=True)
+        self.wait(progress=False)  # the reply comes before the processes have ended
         return place
 
     def cancel(self) -> None:
