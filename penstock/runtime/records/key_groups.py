@@ -237,6 +237,9 @@ def _advice(key: object) -> str:
             return f": {advice}"
     if dataclasses.is_dataclass(key):
         return ": declare it @dataclass(frozen=True)"
+    if (kind := getattr(getattr(key, "dtype", None), "kind", None)) in ("m", "M"):  # of nanoseconds, item() is a number
+        unit = "timedelta64" if kind == "m" else "datetime64"
+        return f": return key.astype('{unit}[us]').item() from the key function"
     if hasattr(key, "tolist"):
         return ": return key.tolist(), made a tuple if it is a list, from the key function"
     return ": return a field of it, or a tuple of fields, from the key function"
