@@ -168,7 +168,7 @@ class JobMaster:
 
 
 class _RayCarrier:
-    """Gives a JobRunner what Ray has of a job: nodes, actors, and notes that outlive the JobMaster. See Carrier."""
+    """Gives a JobRunner Ray's part of a job: nodes, actors, and notes that outlive the JobMaster. See Carrier."""
 
     def __init__(self, plan: Plan, options: CarrierOptions) -> None:
         # Workers load this module too, to know the JobMaster by, but never plan.
@@ -221,7 +221,7 @@ class _RayCarrier:
                 raise
 
     def _give_back(self) -> None:
-        """Ends what was started, and gives back the room that was reserved."""
+        """Ends the started processes, and gives back the reserved room."""
         if self._processes is not None:
             self._processes.close()
             self._processes = None
@@ -306,8 +306,8 @@ class _RayCarrier:
             runner.tell_all(SetClocks(told))
 
     def _watch_traffic(self, runner: JobRunner, period_s: float) -> None:
-        """Asks the workers once in each period what their tasks send, and computes a new placement. Runs in a thread of
-        its own, because computing a placement of many tasks takes seconds."""
+        """Asks the workers once in each period for the traffic of their tasks, and computes a new placement. Runs in a
+        thread of its own, because computing a placement of many tasks takes seconds."""
         self._await_records(runner, period_s)
         wait_s = 0.0  # what is counted from now on belongs to the first period
         while not runner.ended.wait(wait_s):

@@ -243,8 +243,8 @@ class RayLink:
 
 
 def why_it_died(reason: str, died: bool, silent_s: float, hang_timeout_s: float | None) -> str:
-    """Returns what is known of a JobMaster's death, from Ray's reason and from how long the JobMaster had been silent.
-    `died`: whether Ray says that the JobMaster has died."""
+    """Returns the known facts of a JobMaster's death, from Ray's reason and from how long the JobMaster had been
+    silent. `died`: whether Ray says that the JobMaster has died."""
     if not died or silent_s <= _SILENT_S:
         return reason
     silent = f"it had not answered for {silent_s:.0f} s"

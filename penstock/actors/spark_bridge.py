@@ -67,7 +67,7 @@ class _Session(Protocol):
 
 
 class _Answers(Protocol):
-    """What answers micro-batches: Operations, or what stands in for Spark (`SparkOptions.stand_in`)."""
+    """The part that answers micro-batches: Operations, or what stands in for Spark (`SparkOptions.stand_in`)."""
 
     @property
     def session(self) -> _Session: ...
@@ -286,7 +286,7 @@ def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> ActorHand
 
 
 def why(error: BaseException) -> str:
-    """Says in a few words what has gone wrong in the bridge. Ray's own text has pages."""
+    """Describes in a few words the failure in the bridge. Ray's own text has pages."""
     if isinstance(error, RayActorError):
         return _HAS_DIED
     return str(getattr(error, "cause", None) or error).strip()
@@ -312,7 +312,7 @@ class BridgeLink(Bridge):
         return self._send(partial(self._actor.answer.remote, chain, position), as_columns(input_))
 
     def greet(self) -> None:
-        """Sends a micro-batch without records, which nobody processes, and waits for the answer. The first one takes
+        """Sends a micro-batch without records, which is not processed, and waits for the answer. The first one takes
         much longer than those that follow."""
         self._send(self._actor.greet.remote, as_columns([])).result(_GREET_S)
 

@@ -134,7 +134,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 class _Told(logging.Handler):
-    """Prints what Penstock logs about the Ray cluster, because starting or finding it takes the first seconds."""
+    """Prints Penstock's log about the Ray cluster, because starting or finding it takes the first seconds."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _say(record.getMessage())

@@ -274,7 +274,7 @@ class BurstOptions:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a range has done since the last observation. The first one only says where counting begins."""
+    """The work of a range since the last observation. The first one only says where counting begins."""
 
     time_s: float  # of any clock that does not go back
     queue: float  # L: records before the range, with those that its source knows to be due but has not read
@@ -290,7 +290,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a decision was made from, in records and records/s. None: not known."""
+    """The figures behind a decision, in records and records/s. None: not known."""
 
     queue: float  # L
     arrival_rate: float  # V
@@ -329,13 +329,13 @@ class Figures:
 
     @property
     def burst(self) -> bool:
-        """Returns whether there is a burst, whatever can be done about it: more waits than Spark would answer sooner,
-        or more comes than the record tasks sustain."""
+        """Returns whether there is a burst, even if nothing can be done about it: more waits than Spark would answer
+        sooner, or more comes than the record tasks sustain."""
         return self.outgrown or (self.queue_up is not None and self.soon > self.queue_up)
 
     @property
     def soon(self) -> float:
-        """Returns what of the queue will be the range's own when Spark could give its first answer."""
+        """Returns the part of the queue that will be the range's own when Spark could give its first answer."""
         return self.own if self.queue_soon is None else self.queue_soon
 
     @property
@@ -346,13 +346,13 @@ class Figures:
 
     @property
     def own(self) -> float:
-        """Returns what of the queue is the range's own."""
+        """Returns the range's own part of the queue."""
         return max(0.0, self.queue - self.held_up)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the host is to do now, and why."""
+    """The next action of the host, and the reason."""
 
     wanted: Paradigm
     state: RangeState
@@ -453,7 +453,7 @@ class BurstDetector:
         return self._life.story()
 
     def calibrate(self, calibration: Calibration) -> None:
-        """Go by this from now on, until there are measurements; those so far are forgotten."""
+        """Takes this calibration from now on, until there are measurements; earlier measurements are forgotten."""
         self._records = RecordSpeed(calibration.record_rate)
         self._sustained = SustainedSpeed()
         self._shown = ShownSpeed()
@@ -474,15 +474,16 @@ class BurstDetector:
         self._batches = BatchSpeed(cost)
 
     def untried(self, guess: BatchCost, cores_a_task: float) -> None:
-        """Takes a guess of what Spark's micro-batches cost until there are measurements, because the range could not be
-        tried. Spark's Python workers run it then, with the functions of the record tasks: a core of Spark is not
+        """Takes a guess of the cost of Spark's micro-batches until there are measurements, because the range could not
+        be tried. Spark's Python workers run it then, with the functions of the record tasks: a core of Spark is not
         quicker than a record task that nothing else holds up. Spark has `cores_a_task` cores for each of these."""
         if not self._batches.measured:
             self._guess = guess, cores_a_task
 
     @property
     def last_failure(self) -> str:
-        """Returns what has kept the range from Spark since Spark last served a burst to its end; empty: nothing has."""
+        """Returns the failure that has kept the range from Spark since Spark last served a burst to its end; empty:
+        nothing has."""
         return self._failures.last
 
     @property
@@ -493,7 +494,7 @@ class BurstDetector:
 
     @property
     def awaits_preparation(self) -> bool:
-        """Whether the host was told to make Spark ready and has not said how that ended."""
+        """Whether the host is to make Spark ready and has not reported the outcome."""
         return self._prepare_since is not None
 
     @property
@@ -503,7 +504,7 @@ class BurstDetector:
         return max(_DWELL_MIN_S, self.options.interval_max_s, _DWELL_COSTS * (self._switch_s + self._return_s))
 
     def observe(self, seen: Observation) -> Decision:
-        """Takes what the range has done, and decides."""
+        """Takes the work of the range, and decides."""
         self._measure(seen)
         self._seen = seen
         figures = self._figures(seen)
@@ -532,7 +533,7 @@ class BurstDetector:
         )
 
     def happened(self, event: Event, time_s: float, why: str = "") -> RangeState:
-        """Notes that the host has done what was decided, or could not. Returns the new state.
+        """Notes that the host has carried out a decision, or could not. Returns the new state.
 
         When Spark is ready, a range that was waiting for it is judged once more before it switches: its trial in Spark
         may have measured what was only assumed when the burst was seen."""
@@ -644,7 +645,7 @@ class BurstDetector:
         return (queue - before) / (now - then) if now > then else 0.0
 
     def _guess_batches(self) -> None:
-        """What Spark's micro-batches cost by what the record tasks do now, if nothing better is known."""
+        """The cost of Spark's micro-batches by the present speed of the record tasks, if nothing better is known."""
         if self._guess is None or self._batches.measured:
             return
         guess, cores_a_task = self._guess
@@ -782,8 +783,8 @@ class BurstDetector:
         return "calm", f"a probe of the record tasks, after {in_spark_s:.1f} s in Spark; by the last figures: {burst}"
 
     def _catches_up(self, time_s: float, most: float) -> bool:
-        """Whether what waits for Spark has become less in the last seconds, in which there were some answers, or is not
-        known yet to stay. `most`: records that waited lately."""
+        """Whether the queue before Spark has become shorter in the last seconds, in which there were some answers, or
+        is not known yet to stay. `most`: records that waited lately."""
         self._mosts.append((time_s, most))
         if len(self._answered_at) < _ANSWERS_SEEN:
             return True
@@ -837,8 +838,8 @@ class BurstDetector:
         return f"Spark would process {f.operation_capacity:,.0f} records/s, the record tasks {f.record_rate:,.0f}{more}"
 
     def _too_late(self, time_s: float, f: Figures) -> str | None:
-        """Why the record tasks are through with the queue before Spark would be, or None if they are not, or nobody
-        asks.
+        """The reason why the record tasks are through with the queue before Spark would be, or None if they are not, or
+        if the mode does not count this.
 
         The record tasks work off L at PD - V. Spark is ready after `prepare_s`, during which the record tasks continue;
         nobody works while the range switches; then the queue falls at Spark's capacity - V. As Spark is the quicker

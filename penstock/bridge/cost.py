@@ -1,4 +1,4 @@
-"""What a range of operators costs in either paradigm, as measured, and how long a micro-batch should gather.
+"""The measured cost of a range of operators in either paradigm, and the time for which a micro-batch should gather.
 
 Burst detection (`burst.py`; docs/papers.md: D2) compares two speeds. The paper (DO, ICPP 2018, section 4.2) takes both
 as known averages; here they are measured while the job runs:
@@ -111,7 +111,7 @@ class BatchCost:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What is assumed before the job has measured anything, or what a trial in Spark has measured."""
+    """The assumptions before the job has measured anything, or the measurements of a trial in Spark."""
 
     record_rate: float | None = None  # records/s of the record tasks: the paper's PD
     batch: BatchCost | None = None  # the paper's PO, t_s + t_ot
@@ -134,7 +134,7 @@ class RecordSpeed:
         self._idle: float | None = None  # of a period with little to do: better than nothing
 
     def add(self, records: float, busy_s: float, period_s: float) -> None:
-        """Adds what the tasks did in a period: the records of all tasks, and for how long a task was busy on
+        """Adds the work of the tasks in a period: the records of all tasks, and for how long a task was busy on
         average."""
         if records <= 0 or busy_s <= 0 or period_s <= 0:
             return
@@ -201,7 +201,7 @@ class ShownSpeed:
         self._lately = 0.0
 
     def add(self, records: float, period_s: float) -> None:
-        """Adds a period in which the tasks processed so many records."""
+        """Adds a period in which the tasks processed a number of records."""
         rate = records / period_s
         self._lately = rate + (self._lately - rate) * math.exp(-period_s / SHOWN_OVER_S)
         self.rate = max(self.rate * math.exp(-period_s / SHOWN_MEMORY_S), self._lately)

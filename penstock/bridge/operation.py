@@ -85,14 +85,14 @@ WAYS: dict[Way, str] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of trying a range: the way that is kept, and what a micro-batch costs in each way that works."""
+    """The result of trying a range: the way that is kept, and what a micro-batch costs in each way that works."""
 
     way: Way
     costs: dict[Way, BatchCost]
 
     @property
     def cost(self) -> BatchCost | None:
-        """What a micro-batch costs in the way that is kept, if that is known."""
+        """The cost of a micro-batch in the way that is kept, if that is known."""
         return self.costs.get(self.way)
 
     def describe(self) -> str:
@@ -125,8 +125,8 @@ class Sample:
     @classmethod
     def of_records(cls, taken: RecordSample, source: Source | None, cores: int) -> Sample | None:
         """Returns a sample of records that record tasks have taken, as their micro-batches have them, or None when it
-        would take too long to run them on so many cores. `source` is that of the chain. The records are repeated until
-        there are enough."""
+        would take too long to run them on the session's cores. `source` is that of the chain. The records are repeated
+        until there are enough."""
         fewest = _FEWEST_ROWS * cores
         if _LARGER * _FEWEST_ROWS * taken.each_s > _TOO_LONG_S:
             return None
@@ -250,7 +250,7 @@ class Operations:
             run(sample.some)
 
     def _runner(self, form: RangeForm, sample: Sample, way: Way) -> Callable[[int], float]:
-        """Returns what runs a way on so many rows of a sample, and says how long that has taken."""
+        """Returns the function that runs a way on a number of rows of a sample, and says how long that has taken."""
         asked = self._asked
 
         def run(rows: int) -> float:
@@ -265,7 +265,7 @@ class Operations:
         return run
 
     def _try(self, form: RangeForm, sample: Sample, way: Way) -> BatchCost | None:
-        """Returns what a micro-batch costs in a way, or None when that cannot be said."""
+        """Returns the cost of a micro-batch in a way, or None when it is not known."""
         speed = BatchSpeed()
         run = self._runner(form, sample, way)
         for rows in (sample.some, sample.many):  # what is measured must not include loading and compiling

@@ -127,7 +127,7 @@ class DualOptions:
 
 @dataclass
 class _Range:
-    """A range of operators of the job, and what has been measured of it."""
+    """A range of operators of the job, with its measurements."""
 
     form: RangeForm
     detector: BurstDetector
@@ -150,7 +150,7 @@ class _Range:
 
 @dataclass
 class _Look:
-    """What the workers have reported, of the tasks that belong to the plan."""
+    """The reports of the workers about the tasks that belong to the plan."""
 
     now: float
     asked_s: float
@@ -264,7 +264,7 @@ class ParadigmScheduler:
         return [GreetBridge(facts.name, facts.node)]
 
     def spark_failed(self, now: float, life: int, why: str) -> list[Command]:
-        """Spark could not be started, or has told that it does not work, or its process has died."""
+        """Spark could not be started, or has reported that it does not work, or its process has died."""
         if life != self._spark.number:
             return []
         starting = self._spark.state is SparkState.PREPARING
@@ -292,7 +292,7 @@ class ParadigmScheduler:
         return [TryRange(life, range_.form.chain, sample)]
 
     def not_sampled(self, now: float, number: int, why: str | None) -> list[Command]:
-        """A worker cannot give what TakeSample of this number asks for; `why` is None when its process has died."""
+        """A worker cannot give the sample for TakeSample of this number; `why` is None when its process has died."""
         self._samples.refused(number, now, died=why is None)
         return []
 
@@ -310,7 +310,7 @@ class ParadigmScheduler:
         return []
 
     def _take_cost(self, now: float, range_: _Range, cost: BatchCost) -> None:
-        """A trial has told what a micro-batch of a range costs."""
+        """A trial has measured the cost of a micro-batch of a range."""
         range_.tried = True
         if not range_.detector.has_measured_spark:
             range_.detector.tried(cost)
@@ -333,12 +333,12 @@ class ParadigmScheduler:
         return next((range_ for range_ in self._ranges if range_.form.chain == chain), None)
 
     def done(self, now: float, number: int) -> list[Command]:
-        """A worker has done what DivertTasks or UndivertTasks of this number says."""
+        """A worker has carried out DivertTasks or UndivertTasks of this number."""
         self._requests.end(number, now, refused=False)
         return []
 
     def refused(self, now: float, number: int, why: str | None) -> list[Command]:
-        """A worker could not do what the command of this number says; `why` is None when its process has died."""
+        """A worker could not carry out the command of this number; `why` is None when its process has died."""
         self._requests.end(number, now, refused=why is not None)
         return [] if why is None else [*self._warn(why), *self._doubt(why)]
 
@@ -451,7 +451,7 @@ class ParadigmScheduler:
         return commands
 
     def _rows_max(self, decision: Decision, tasks: int) -> int:
-        """How many records a micro-batch of one of so many tasks has at most."""
+        """The greatest number of records of a micro-batch, when a number of tasks have one each."""
         rows = min(ROWS_MAX, max(_ROWS_LEAST, _ROWS_UNDER_WAY // (UNDER_WAY_MAX * tasks)))
         if (rate := decision.figures.operation_rate) is None:
             return rows
@@ -562,7 +562,7 @@ class ParadigmScheduler:
 
     @property
     def _about_spark(self) -> str | None:
-        """The session, or what is known of one that is not there."""
+        """The session, or the facts about a missing one."""
         if self._spark.facts is not None:
             return self._spark.facts.session
         if self._spark.state is not SparkState.PREPARING:

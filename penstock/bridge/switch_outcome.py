@@ -1,4 +1,5 @@
-"""What a switch between the paradigms did, and for how long one that did not pay is remembered (docs/papers.md: D2).
+"""The outcome of a switch between the paradigms, and the time for which a switch that did not pay is remembered
+(docs/papers.md: D2).
 
 - A `SwitchStory` takes the records that come and what is answered. It tells for how long they waited, and whether Spark
   carries less than the record tasks would: then the switch is taken back, whatever was known of Spark before. By
@@ -35,7 +36,7 @@ SIMILAR = 1.5
 
 @dataclass
 class SwitchStory:
-    """A switch, and what it did so far. See the module's docstring."""
+    """A switch, and its outcome so far. See the module's docstring."""
 
     at_s: float
     to: Literal["record", "operation"]
@@ -69,8 +70,8 @@ class SwitchStory:
         batches: Sequence[MicroBatch] = (),
         answered: float = 0.0,
     ) -> None:
-        """Takes what has come since the last time, what Spark has answered (`answered`: records), and what waits
-        now."""
+        """Takes the records that have come since the last time, the records that Spark has answered (`answered`:
+        records), and what waits now."""
         if self.answer_s is None and answered > 0 and self.to == "operation" and time_s > self.at_s:
             self.answer_s = time_s - self.at_s
         self.most = max(self.most, queue)
@@ -125,7 +126,7 @@ class SwitchStory:
 
     @property
     def _steps(self) -> str:
-        """What the switch itself took, and the peak of the queue that it made."""
+        """The duration of the switch itself, and the peak of the queue that it made."""
         steps = []
         if self.switched_s is not None:
             steps.append(f"the last task switched after {self.switched_s:.1f} s")
@@ -190,5 +191,5 @@ class Refusals:
         )
 
     def plain(self) -> list[dict[str, Any]]:
-        """Returns what is remembered, as plain data."""
+        """Returns the remembered refusals, as plain data."""
         return [] if self._load is None else [dict(self._load)]

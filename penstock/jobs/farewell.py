@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 
 class _Running(Protocol):
-    """What this module needs of a job."""
+    """The part of a job that this module needs."""
 
     name: str
 

@@ -142,7 +142,7 @@ class Job:
         return str(self.status()["state"])
 
     def status(self) -> dict[str, Any]:
-        """What the job does now, as plain data (docs/running.md has the fields); after its end, the last status.
+        """The present state of the job, as plain data (docs/running.md has the fields); after its end, the last status.
 
         `master_silent_s` is 0.0, or the number of seconds for which the JobMaster has not answered; the rest is then
         its last answer, or zeros when it has not answered yet. Every status has the same keys. The call waits for the
@@ -261,8 +261,8 @@ class Job:
             logger.warning("job %r: %s", self.name, said)
 
     def _tell_of_spark(self, status: dict[str, Any]) -> None:
-        """Warns once when the job's input was to go to Spark whatever its load, and none of it went there, because a
-        test that means to use Spark would then test something else."""
+        """Warns once when the job's input was to go to Spark at any load, and none of it went there, because a test
+        that means to use Spark would then test something else."""
         known = status.get("dual") or {}
         if self._told_of_spark or known.get("mode") not in ("spark-only", "toggle"):
             return
@@ -396,7 +396,7 @@ class Job:
         return fetch
 
     def _finish(self) -> None:
-        """Waits for the job's end, fetches from the job's host what the driver wants, and releases the host."""
+        """Waits for the job's end, fetches the results from the job's host, and releases the host."""
         end: JobEnd | None = None
         try:
             end = self._link.wait_for_end()

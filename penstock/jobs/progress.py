@@ -96,9 +96,9 @@ class Progress:
 
 
 class _Above:
-    """Shows above the live table what anybody in this process writes to its standard error: Ray's native code, loggers
-    that keep an older stream object, and Ray's copies of what workers print. They all write to file descriptor 2, so
-    this descriptor is replaced by a pipe, and the table itself goes to a copy of the terminal's descriptor."""
+    """Shows above the live table the lines that code in this process writes to its standard error: Ray's native code,
+    loggers that keep an older stream object, and Ray's copies of what workers print. They all write to file descriptor
+    2, so this descriptor is replaced by a pipe, and the table itself goes to a copy of the terminal's descriptor."""
 
     def __init__(self) -> None:
         sys.stderr.flush()
@@ -109,7 +109,7 @@ class _Above:
         self._console: Any = None
 
     def begin(self, console: Any) -> None:
-        """Shows each line above what this console shows, from now on."""
+        """Shows the lines of this console above the table, from now on."""
         from rich.text import Text
 
         read, write = os.pipe()
@@ -148,7 +148,7 @@ class _Above:
 
 
 def starting(status: dict[str, Any], where: str = "") -> str:
-    """Returns one line about what a job that has not started yet waits for."""
+    """Returns one line about the thing for which a job waits that has not started yet."""
     on = f" on {where}" if where else ""
     waits_for = status.get("waits_for") or "its JobMaster"
     return f"{status['name']} starting{on} {status.get('uptime_s', 0.0):.0f} s: {waits_for}"
@@ -183,7 +183,7 @@ def paradigms(status: dict[str, Any]) -> list[str]:
 
 
 def trouble(status: dict[str, Any]) -> str:
-    """Returns what has gone wrong in a job, for live progress, or an empty text when all went well."""
+    """Returns the troubles of a job, for live progress, or an empty text when all went well."""
     known = status.get("epochs") or {}
     parts = [f"{who} has not answered for {seconds:.0f} s" for who, seconds in silent(status)]
     parts += links(status)

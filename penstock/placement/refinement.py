@@ -46,11 +46,11 @@ class _Filling:
 
     @property
     def overload(self) -> float:
-        """Returns by how much the places exceed what they may take, each as a fraction of its limit, added up."""
+        """Returns by how much the places exceed their limits, each as a fraction of its limit, added up."""
         return sum(map(self.excess, range(len(self.load))))
 
     def excess(self, place: int) -> float:
-        """Returns by how much a place exceeds what it may take."""
+        """Returns by how much a place exceeds its limit."""
         over = 0.0
         if self.load[place] > self.cpu_most[place]:
             over += self.load[place] / (self.cpu_most[place] or _EPSILON) - 1
@@ -102,23 +102,23 @@ class Partition:
 
     @property
     def overload(self) -> float:
-        """Returns by how much the places exceed what they may take, each as a fraction of its limit, added up. The
-        result 0 means balanced."""
+        """Returns by how much the places exceed their limits, each as a fraction of its limit, added up. The result 0
+        means balanced."""
         return self.workers.overload
 
     @property
     def badness(self) -> tuple[float, float]:
-        """Returns what a better partition has less of: the overload, and of equal overload the cost."""
+        """Returns the values of which a better partition has less: the overload, and of equal overload the cost."""
         if self._badness is None:
             self._badness = self.overload, self.cost
         return self._badness
 
     def _excess(self, place: int) -> float:
-        """Returns by how much a place exceeds what it may take."""
+        """Returns by how much a place exceeds its limit."""
         return self.workers.excess(place)
 
     def cost_of_a_hop(self, a: int, b: int) -> float:
-        """Returns what traffic between two places costs."""
+        """Returns the cost of traffic between two places."""
         return 1.0
 
     def _room(self, source: int, target: int) -> tuple[float, float]:
@@ -149,7 +149,7 @@ class Partition:
                 return
 
     def _pairs(self) -> list[tuple[int, int]]:
-        """Returns the pairs of places that exchange records, or of which one is overloaded; those with the most traffic
+        """Returns the pairs of places that exchange records, or of which one is overloaded; pairs with the most traffic
         come first."""
         count = len(self._members)
         at = self.places

@@ -302,7 +302,7 @@ def _written(value: object, most: int, inside: tuple[int, ...] = ()) -> Iterator
 
 
 def shorten(value: object, limit: int = 200) -> str:
-    """repr(value), shortened to `limit` characters; raises nothing but Ctrl-C, whatever the object's own repr does.
+    """repr(value), shortened to `limit` characters; raises nothing but Ctrl-C, even if the object's own repr fails.
     Texts, bytes and containers of any size cost no more than a long text does."""
     most = max(limit, _WRITTEN_MOST)
     text = ""

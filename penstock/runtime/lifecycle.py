@@ -103,7 +103,7 @@ class Table(Generic[S, E]):
                 self.answers[state, event] = reason
 
     def possible(self, state: S) -> tuple[E, ...]:
-        """The events that can come in a state, also those that are passed over."""
+        """The events that can come in a state, including events that are passed over."""
         return tuple(event for at, event in self.answers if at is state)
 
     def ends(self) -> frozenset[S]:

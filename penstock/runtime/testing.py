@@ -426,7 +426,7 @@ class _Entry:
 
 
 class _Plans:
-    """Makes the plan anew for each life of the tasks, without changes of an earlier life."""
+    """Makes a new plan for each life of the tasks, without changes of an earlier life."""
 
     def __init__(self, plan: Plan, entry: _Entry, goes_back: bool) -> None:
         self._plan = plan

@@ -238,7 +238,7 @@ class Events:
         }
 
     def _someone(self, word: int, last: int) -> int:
-        """Draws one of the active people, of whom the last one is given, or of the next few."""
+        """Draws one of the active people, ending with the given last one, or one of the next few."""
         active = min(last + 1, ACTIVE_PEOPLE)
         return last + 1 - active + (word * (active + self.lead) >> _WORD_BITS)
 

@@ -1,1 +1,1 @@
-"""What carries out the decisions of a job's host: threads, timers, the checkpoint store and the calls to processes."""
+"""The carriers of the decisions of a job's host: threads, timers, the checkpoint store and the calls to processes."""

@@ -59,7 +59,7 @@ class JobLink(Protocol):
         ...
 
     def console(self, seen: int | None, last: bool) -> tuple[int, list[str]]:
-        """Returns what JobRunner.console returns, after waiting for new lines; with `last`, without waiting. Raises
+        """Returns the result of JobRunner.console, after waiting for new lines; with `last`, without waiting. Raises
         TimeoutError."""
         ...
 

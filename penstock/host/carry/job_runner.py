@@ -147,7 +147,7 @@ class RunnerOptions:
 
 
 class Carrier(Protocol):
-    """What a JobRunner needs of the process that it runs in: the JobMaster, or the program of a local job."""
+    """The process in which a JobRunner runs, as the runner needs it: the JobMaster, or the program of a local job."""
 
     #: Whether this process continues a job whose JobMaster has died.
     again: bool
@@ -164,7 +164,7 @@ class Carrier(Protocol):
         ...
 
     def waits_for(self) -> str:
-        """Returns what a job that starts is waiting for, for the status."""
+        """Returns the thing for which a starting job waits, for the status."""
         ...
 
     def placement_status(self) -> dict[str, Any] | None:
@@ -298,7 +298,7 @@ class JobRunner:
         self._note("cancel")
 
     def release(self, driver: Driver) -> None:
-        """Notes that a driver has fetched what it wants after the job's end. The runner ends after the last driver."""
+        """Notes that a driver has fetched its results after the job's end. The runner ends after the last driver."""
         if self._drivers.has_all(driver):
             self._remove_epochs()
             self._drivers.wake()
@@ -384,7 +384,7 @@ class JobRunner:
                     raise
 
     def _give_up(self, number: int, place: str) -> str:
-        """Gives up a savepoint, and returns what it has waited for."""
+        """Gives up a savepoint, and returns the thing for which it has waited."""
         try:
             # While the job starts, this event comes after the one that asks for the savepoint.
             waited_for = self._of_host(
@@ -398,7 +398,7 @@ class JobRunner:
         )
 
     def _what_is_wrong(self) -> str:
-        """Returns what the status says of what goes wrong, as sentences, or an empty text."""
+        """Returns the troubles that the status shows, as sentences, or an empty text."""
         with suppress(PenstockError):  # the job has just ended
             status = self.status()
             failure, waits_for = status["epochs"]["last_failure"], status["waits_for"]
@@ -478,8 +478,9 @@ class JobRunner:
         self._events.put(lambda host: host.better_placed(plan, placed, wanted, time.monotonic()))
 
     def _of_host(self, look: Callable[[JobHost], T], patience_s: float = math.inf) -> T:
-        """Returns what `look` returns in the supervising thread. Raises JobError when the job has ended, and
-        TimeoutError when that thread has not come to it within so many seconds; it still does when it can."""
+        """Returns the result of `look`, which is called in the supervising thread. Raises JobError when the job has
+        ended, and TimeoutError when that thread has not come to it within so many seconds; it still does when it
+        can."""
         until = time.monotonic() + patience_s
         found: Future[T] = Future()
 
@@ -806,7 +807,7 @@ class JobRunner:
         self._links[worker].send(command, answered, refused)
 
     def _pack(self, plan: Plan, placed: dict[int, int]) -> bytes:
-        """Returns what a worker's process loads: the plan, the worker of each task, and the store."""
+        """Returns the bytes that a worker's process loads: the plan, the worker of each task, and the store."""
         last = self._packed
         if last is None or last[0] is not plan or last[1] != placed:
             data = packed_with_plan(self._program, plan, (plan, placed, self.options.store))
@@ -861,7 +862,7 @@ class JobRunner:
     def _died(
         self, host: JobHost, worker: int, incarnation: int, died: ProcessDied, words: LastWords | None
     ) -> list[HostCommand]:
-        """Disconnects from a process that has died, and tells the JobHost, with what the black box says."""
+        """Disconnects from a process that has died, and tells the JobHost, with the note of the black box."""
         self._links[worker].close()
         self._workers.disconnect(worker)
         note, crash, doing = words or LastWords()
@@ -1014,8 +1015,8 @@ class JobRunner:
             logger.warning("job %s: its epochs could not be deleted, and stay in the store: %s", self._name, error)
 
     def _remove_vain_start(self) -> None:
-        """Deletes what a job that has failed before its first epoch has written to its store, because nobody can
-        continue from it. The store must still be locked, so that the files are not those of the next job."""
+        """Deletes the files that a job that has failed before its first epoch has written to its store, because no job
+        can continue from them. The store must still be locked, so that the files are not those of the next job."""
         store = self.options.store
         if store is None or not self._opening.begins_anew or self._epochs_noted:
             return
@@ -1117,7 +1118,7 @@ class JobRunner:
             return self._early.last()
 
     def _with_store(self, known: dict[str, Any]) -> dict[str, Any]:
-        """Returns what the status says about epochs (`known`), with what the store keeper knows."""
+        """Returns the status of epochs (`known`), with the facts that the store keeper adds."""
         if self.options.store is None:
             return known
         silent_s = 0.0 if self._keeper is None else self._keeper.silent_s()

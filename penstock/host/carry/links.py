@@ -80,7 +80,7 @@ class _Questions:
             return asked[1]
 
     def tell(self, notice: object) -> None:
-        """Tells this, unless the worker has not confirmed yet what it was told before of the same kind."""
+        """Tells the worker something, unless the worker has not confirmed an earlier message of the same kind."""
         with self._lock:
             told = self._open.get(type(notice))
             if told is None or told[1].done():

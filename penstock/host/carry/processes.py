@@ -1,4 +1,4 @@
-"""What a job needs of whoever starts its workers: Ray's actors, or child processes of the program."""
+"""The interface of the classes that start a job's workers: Ray's actors, or child processes of the program."""
 
 from __future__ import annotations
 
@@ -104,5 +104,5 @@ class Processes(Protocol):
         ...
 
     def close(self) -> None:
-        """End all processes, and give back what was reserved for them."""
+        """Ends all processes, and gives back their reservations."""
         ...

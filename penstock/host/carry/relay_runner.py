@@ -1,4 +1,4 @@
-"""Carries out what a JobHost commands about relays: starts their processes, tells them what they are to know, and looks
+"""Carries out a JobHost's commands about relays: starts their processes, tells them what they are to know, and looks
 whether they answer. It decides nothing, except that a relay that does not answer for the limit is killed.
 
 What happens to a relay becomes an event of the JobHost. The commands come from the supervising thread of the JobRunner,
@@ -66,14 +66,14 @@ class RelayRunner:
             self._kill(command.number)
 
     def status(self, patience_s: float) -> dict[int, dict[str, Any]]:
-        """Returns what the relays say of themselves that answer within `patience_s` seconds, by number."""
+        """Returns the relays' own status, by number, of relays that answer within `patience_s` seconds."""
         try:
             return self._questions.ask(GetStatus(), patience_s)
         except PenstockError:  # one has just ended
             return {}
 
     def close(self) -> None:
-        """Asks no relay anything more, and kills those that do not answer. Whoever has started the others ends
+        """Asks no relay anything more, and kills relays that do not answer. Whoever has started the others ends
         them."""
         self._closed.set()
         for number, silent_s in self._questions.silent().items():

@@ -1,4 +1,4 @@
-"""Carries out what a JobHost commands about Spark (docs/papers.md: D6): starts, asks and ends its bridges. It also asks
+"""Carries out a JobHost's commands about Spark (docs/papers.md: D6): starts, asks and ends its bridges. It also asks
 the workers for their load, again and again, because the paradigm scheduler decides by it. It decides nothing.
 
 What happens to Spark becomes an event of the JobHost. The commands come from the supervising thread of the JobRunner,

@@ -130,7 +130,7 @@ class StoreKeeper:
         self._work.put(work)
 
     def close(self) -> None:
-        """Gives up what gets no answer, and does nothing more."""
+        """Gives up all requests without an answer, and does nothing more."""
         self._over.set()
         self._work.put(lambda: None)  # the thread may be waiting for work
 
@@ -210,8 +210,8 @@ class StoreKeeper:
         return None
 
     def _certainly_not_there(self, manifest: Manifest) -> bool:
-        """Returns whether nobody will ever find a manifest that could not be written. The last manifest of a job is
-        never given up: the job would have nothing more to do than to try again."""
+        """Returns whether a manifest that could not be written will certainly never be found. The last manifest of a
+        job is never given up: the job would have nothing more to do than to try again."""
         if manifest.final or self.store.remote:  # a request may arrive late
             return False
         try:
@@ -244,7 +244,7 @@ class StoreKeeper:
                 raise SnapshotDamaged(f"task {task.name} builds on a snapshot that is lost: {self._lost[blob.name]}")
 
     def tidy(self, epoch: int, replaced: Callable[[int, list[Blob], Blob], None]) -> None:
-        """Compacts the snapshots of tasks that have many, and deletes what no epoch needs any more. Calls
+        """Compacts the snapshots of tasks that have many, and deletes files that no epoch needs any more. Calls
         `replaced(task, old, new)`."""
         assert self.last is not None
         due: dict[int, list[Blob]] = {}
@@ -264,14 +264,14 @@ class StoreKeeper:
             self._watch()
 
     def make_room(self) -> None:
-        """Deletes what no epoch needs any more, because somebody could not write to the store. Requests that come
-        meanwhile, from the other tasks of the epoch, count as the same request. It returns at once."""
+        """Deletes files that no epoch needs any more, because a process could not write to the store. Requests that
+        come meanwhile, from the other tasks of the epoch, count as the same request. It returns at once."""
         if not self._room_wanted.is_set():
             self._room_wanted.set()
             self.do(self._collect)
 
     def _collect(self) -> int:
-        """Deletes what no epoch needs any more. Returns how many files it has deleted."""
+        """Deletes files that no epoch needs any more. Returns how many files it has deleted."""
         self._room_wanted.clear()
         # A series in which a task's snapshots may still be replaced has the first of them, and so has the manifest of
         # an epoch that the job may go back to.
@@ -287,8 +287,8 @@ class StoreKeeper:
     # --- looking after what is saved -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Checks by names and sizes whether everything that the kept epochs consist of is in the store, and mends what
-        can be mended. Raises StoreError when the store does not answer."""
+        """Checks by names and sizes whether all files of the kept epochs are in the store, and mends the files that it
+        can. Raises StoreError when the store does not answer."""
         there = self.store.sizes()
         needed = {blob.name: blob for manifest in self._kept for blob in manifest.blobs()}
         self._sizes = {kept.epoch: self._sizes.get(kept.epoch) or len(encode(kept)) for kept in self._kept}
@@ -312,8 +312,8 @@ class StoreKeeper:
             lost[blob.name] = str(error)
 
     def examine(self) -> Iterator[int]:
-        """Reads everything that the kept epochs consist of, in pieces whose sizes it yields, and mends what can be
-        mended. Between two pieces other work may be done, which may delete a file that no epoch needs any more."""
+        """Reads all files of the kept epochs, in pieces whose sizes it yields, and mends the files that it can. Between
+        two pieces other work may be done, which may delete a file that no epoch needs any more."""
         for blob in {blob.name: blob for manifest in self._kept for blob in manifest.blobs()}.values():
             if not self._needs(blob):
                 continue
@@ -405,8 +405,8 @@ class StoreKeeper:
         self.damage = f"{problem} The second copy was read."
 
     def _now_lost(self, before: Mapping[str, str]) -> None:
-        """Writes again what this process has of the losses, and reports what tasks have. `before` is what was lost
-        before."""
+        """Writes again the lost files that this process has, and reports the losses that tasks have. `before` is what
+        was lost before."""
         program, lost = self.program, self._lost
         fresh = lost.keys() - before.keys()
         if program is not None and program.name in lost and self.program_bytes is not None:
@@ -424,7 +424,7 @@ class StoreKeeper:
         self._say_lost(frozenset(lost), reason)
 
     def put_program(self, program: bytes) -> Blob:
-        """Writes what the job was started with."""
+        """Writes the program with which the job was started."""
         self.program_bytes = program
         # An unknown blob that is older than the last epoch would be deleted.
         epoch = self._kept[-1].epoch if self._kept else 0
@@ -485,7 +485,7 @@ class StoreKeeper:
         return self._with_pauses(self.looking_for_older(refused, reason))
 
     def looking_for_older(self, refused: int, reason: str) -> Generator[None, None, Manifest | None]:
-        """Does what `older` does, and yields before each further try."""
+        """Does the same as `older`, and yields before each further try."""
 
         unreadable = _names(self.last) if self.last is not None and self.last.epoch == refused else None
 

@@ -1,1 +1,1 @@
-"""What decides about a job: pure, without threads, clocks and sockets, so that a simulated cluster can run it."""
+"""The deciders of a job: pure, without threads, clocks and sockets, so that a simulated cluster can run it."""

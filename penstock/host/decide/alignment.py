@@ -34,7 +34,8 @@ def aligned_tasks(plan: Plan) -> set[int]:
 
 
 class Alignment:
-    """What is known of all tasks' watermarks. Of a task of which no worker speaks, the last word counts."""
+    """The watermarks of all tasks, as far as they are known. Of a task of which no worker speaks, the last word
+    counts."""
 
     def __init__(self) -> None:
         self._marks: dict[int, int | None] = {}

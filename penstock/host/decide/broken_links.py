@@ -1,4 +1,4 @@
-"""Decides what is done about links between workers that are silent while both workers reach the JobMaster.
+"""Decides about links between workers that are silent while both workers reach the JobMaster.
 
 Nobody but the workers notices such a cut: each machine answers the heartbeats, and the job would wait for ever. The
 workers report which peers do not answer (link_watch.py). When a link that the job needs stays silent for the limit, the

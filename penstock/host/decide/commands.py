@@ -100,13 +100,13 @@ class FindOlder:
 
 @dataclass(frozen=True)
 class MakeRoom:
-    """Delete what no epoch needs any more, because a task could not write to the store."""
+    """Delete files that no epoch needs any more, because a task could not write to the store."""
 
 
 @dataclass(frozen=True)
 class UndoSinkRecords:
-    """Drop what these tasks, which are built again, have sent for epochs that are not complete. Drop also everything
-    from tasks that are not among `there`."""
+    """Drop the records that these tasks, which are built again, have sent for epochs that are not complete. Drop also
+    everything from tasks that are not among `there`."""
 
     tasks: frozenset[int]
     generation: int

@@ -1,5 +1,4 @@
-"""What drivers have asked a job for, and that has not been done yet: savepoints, rescales, migrations, and a stop with
-a savepoint.
+"""The requests of drivers that are not carried out yet: savepoints, rescales, migrations, and a stop with a savepoint.
 
 A savepoint or a rescale is done when an epoch that was begun for it is complete. A request's number is its carrier's.
 """

@@ -475,7 +475,7 @@ class JobHost:
         return pairs_of(self.plan, self.placed, machines) | all_pairs(relays)
 
     def answered(self, worker: int, incarnation: int, number: int, answer: Any, now: float) -> list[HostCommand]:
-        """Notes that a worker has done what a Call asked for."""
+        """Notes that a worker has carried out a Call."""
         if self._is_present(worker, incarnation, f"answer {number}", now) and number in self._calls:
             _, handler = self._calls.pop(number)
             if self.end is None:
@@ -485,8 +485,8 @@ class JobHost:
     def refused(
         self, worker: int, incarnation: int, number: int, error: PenstockError, now: float
     ) -> list[HostCommand]:
-        """Notes that a worker could not do what a Call asked for. `error` is the worker's message, and its `error` what
-        was raised."""
+        """Notes that a worker could not carry out a Call. `error` is the worker's message, and its `error` what was
+        raised."""
         if self._is_present(worker, incarnation, f"refusal {number}", now) and number in self._calls:
             _, handler = self._calls.pop(number)
             if self.end is None:
@@ -504,7 +504,7 @@ class JobHost:
             self._call(worker, command, _Handler(done, self._refused))
 
     def _refused(self, error: PenstockError, now: float) -> None:
-        """Handles that a worker could not do what it was told. When its run loop has ended, the outcome of its run says
+        """Handles that a worker could not carry out a command. When its run loop has ended, the outcome of its run says
         why."""
         cause = getattr(error, "error", None)
         if isinstance(cause, LoopEnded):
@@ -520,7 +520,7 @@ class JobHost:
         return self._of_relays(lambda relays: relays.relay_ready(number, info, now), now)
 
     def relay_knows(self, number: int, now: float) -> list[HostCommand]:
-        """Notes that a relay has done what a TellRelay asked for."""
+        """Notes that a relay has carried out a TellRelay."""
         return self._of_relays(lambda relays: relays.relay_knows(number, now), now)
 
     def relay_died(self, number: int, node: str, reason: str, now: float) -> list[HostCommand]:
@@ -831,7 +831,7 @@ class JobHost:
         return True
 
     def _serve_requests(self, now: float) -> None:
-        """Does what drivers have asked for and what has waited for an epoch."""
+        """Carries out requests of drivers, and steps that have waited for an epoch."""
         coordinator = self.coordinator
         for request in list(self._requests.at_epoch):
             if coordinator.state != "RUNNING":
@@ -1084,7 +1084,7 @@ class JobHost:
     # --- after each event ------------------------------------------------------------------------------------
 
     def _settled(self, now: float) -> list[HostCommand]:
-        """Does what can be done now, and returns all commands since the last event."""
+        """Takes the steps that are possible now, and returns all commands since the last event."""
         if self.end is None:
             if not self._failures and not self._cancelled:
                 self._release(now)
@@ -1170,7 +1170,7 @@ class JobHost:
         }
 
     def epochs_status(self, now: float) -> dict[str, Any]:
-        """Returns what the status says about epochs, except for what the store keeper knows."""
+        """Returns the status of epochs, except for the facts that the store keeper adds."""
         coordinator = self.coordinator
         return {
             "complete": coordinator.epoch,
@@ -1181,7 +1181,7 @@ class JobHost:
         }
 
     def relays_status(self) -> list[dict[str, Any]]:
-        """Returns what the status says about relays, except for what they say themselves."""
+        """Returns the status of relays, except for the relays' own part."""
         return [] if self._relays is None else self._relays.status()
 
     def story(self) -> str:
@@ -1194,7 +1194,7 @@ class JobHost:
 
 @dataclass(frozen=True)
 class _Handler:
-    """What the answer to a call means, and what to do when the process dies before it answers."""
+    """The functions for the answer to a call, and for the death of the process before it answers."""
 
     answered: Callable[[Any, float], None]
     refused: Callable[[PenstockError, float], None]

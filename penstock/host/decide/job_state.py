@@ -1,4 +1,4 @@
-"""The states of a job, as drivers see them, and what leads from one to the next.
+"""The states of a job, as drivers see them, and the events that lead from one to the next.
 
 The host of a job keeps a `JobLife`, and tells it what it does:
 
@@ -21,7 +21,7 @@ from penstock.runtime.lifecycle import Machine, State, Table
 
 
 class JobState(State):
-    """What a driver may know about the life of a job."""
+    """The state in the life of a job, as a driver sees it."""
 
     STARTING = "STARTING", "Workers are started, and the tasks are built for the first time."
     RUNNING = "RUNNING", "All tasks run."

@@ -24,13 +24,13 @@ class Placing(Protocol):
         ...
 
     def known(self) -> str:
-        """What is known of the load and the traffic of tasks, as text, for the next start of the job; may be empty."""
+        """The measured load and traffic of tasks, as text, for the next start of the job; may be empty."""
         ...
 
     def moved(self, tasks: int) -> None:
-        """So many tasks have begun to run on another worker."""
+        """A number of tasks have begun to run on another worker."""
         ...
 
     def forget(self) -> None:
-        """Tasks have changed, so what was measured of them does not count any more."""
+        """Tasks have changed, so their measurements do not count any more."""
         ...

@@ -1,4 +1,4 @@
-"""Decides which relays a job has, and what its workers and relays are told of each other (docs/papers.md: W2).
+"""Decides which relays a job has, and which peers its workers and relays hear of (docs/papers.md: W2).
 
 A relay is of use on a machine that receives what a task of another machine sends to all. Each life of a relay has a
 number of its own, and one that has died is replaced after a pause. Relays only make a job faster, so nothing here may
@@ -60,7 +60,7 @@ class Member:
 
 @dataclass
 class _Worker:
-    """What is known of a worker."""
+    """The facts about a worker."""
 
     member: Member
     expects: int | None = None  # the number of the relay that it was told to expect
@@ -70,7 +70,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Known:
-    """What a relay was told."""
+    """The connections that a relay has heard of."""
 
     workers: dict[int, tuple[str, int]]
     relays: dict[int, str]
@@ -142,7 +142,7 @@ class RelayKeeper:
         return self._settled(now)
 
     def relay_ready(self, number: int, info: dict[str, Any], now: float) -> list[RelayCommand]:
-        """Notes that the process of a relay is there, and what it has said of itself."""
+        """Notes that the process of a relay is there, and its report about itself."""
         relay = self._by_number().get(number)
         if relay is not None:
             relay.info = info
@@ -150,7 +150,7 @@ class RelayKeeper:
         return self._settled(now)
 
     def relay_knows(self, number: int, now: float) -> list[RelayCommand]:
-        """Notes that a relay has done what it was told first of what it has not confirmed yet."""
+        """Notes that a relay has carried out the oldest command that it had not confirmed."""
         relay = self._by_number().get(number)
         if relay is not None:
             relay.known = relay.unconfirmed.popleft()
@@ -198,7 +198,7 @@ class RelayKeeper:
     # --- after each event --------------------------------------------------------------------------------------------
 
     def _settled(self, now: float) -> list[RelayCommand]:
-        """Does what can be done now, and returns all commands since the last event."""
+        """Takes the steps that are possible now, and returns all commands since the last event."""
         self._start_relays(now)
         relays = [home.relay for home in self._homes.values() if home.relay and home.relay.info]
         for relay in relays:
@@ -232,7 +232,7 @@ class RelayKeeper:
                 self._out.append(ExpectRelay(number, relay.number))
 
     def _tell_relay(self, relay: _Relay, relays: list[_Relay]) -> None:
-        """Tells a relay what it is to be connected to, when this has changed."""
+        """Tells a relay its connections, when they have changed."""
         workers = {}
         for number, worker in self._workers.items():
             member = worker.member
@@ -260,7 +260,7 @@ class RelayKeeper:
         )
 
     def _tell_workers(self, relays: Mapping[int, _Relay]) -> None:
-        """Tells each worker that may be told which relays there are, when this has changed."""
+        """Tells each worker that may hear it which relays there are, when they have changed."""
         usable = [relay for relay in relays.values() if relay.usable]
         wanted = RelayMap(
             {relay.number: _address(relay) for relay in usable},

@@ -115,7 +115,7 @@ def no_status(name: str, state: str, error: str | None = None) -> dict[str, Any]
 
 
 def outage_words(reports: list[dict[str, Any]]) -> str | None:
-    """Returns what a job waits for when a step of a source or sink fails by an error that may pass."""
+    """Returns the thing for which a job waits when a step of a source or sink fails by an error that may pass."""
     outages = [(outage, report["index"]) for report in reports for outage in report.get("outages", ())]
     if not outages:
         return None
@@ -128,9 +128,9 @@ def outage_words(reports: list[dict[str, Any]]) -> str | None:
 
 
 def hook_words(reports: list[dict[str, Any]], workers: list[dict[str, Any]], patience_s: float) -> str | None:
-    """Returns what a job waits for when an open() or close() has not returned for so long, by the reports of its
-    workers and their rows in the status. Returns None when there is no such call. A worker in such a call answers, so
-    it is not taken for one that hangs."""
+    """Returns the thing for which a job waits when an open() or close() has not returned for a while, by the reports of
+    its workers and their rows in the status. Returns None when there is no such call. A worker in such a call answers,
+    so it is not taken for one that hangs."""
     stuck = [report for report in reports if report["hook"] and report["hook"]["for_s"] > patience_s]
     if not stuck:
         return None

@@ -13,7 +13,7 @@ from penstock.runtime.worker.blackbox import Crash
 
 
 class LifeState(State):
-    """What a JobHost knows of a worker's process."""
+    """The state of a worker's process, as far as a JobHost knows."""
 
     NONE = "NONE", "The worker has no process: none has been started, or the last one is dead to the job."
     STARTING = "STARTING", "A process is being started, and has not said yet that it is ready."
@@ -71,7 +71,7 @@ class WorkerLives:
         return life.incarnation
 
     def ready(self, worker: int, incarnation: int, info: dict[str, Any]) -> None:
-        """The process can be told to build tasks. `info`: what it has said of itself."""
+        """The process can now build tasks. `info`: what it has said of itself."""
         life = self._lives[worker]
         life.of(incarnation, "ready")
         life.info = info
@@ -97,8 +97,8 @@ class WorkerLives:
         return self._lives[worker].incarnation
 
     def infos(self) -> list[dict[str, Any]]:
-        """What each worker's last process has said of itself, and the state of the worker's process now, in the order
-        of the workers."""
+        """The report of each worker's last process about itself, and the state of the worker's process now, in the
+        order of the workers."""
         lives = (life for _, life in sorted(self._lives.items()))
         return [{**life.info, "state": life.state.name} for life in lives if life.info is not None]
 
@@ -147,5 +147,5 @@ class WorkerLives:
 
     @property
     def largest_ring(self) -> int:
-        """The size of the largest ring so far; 0 when none has been told of."""
+        """The size of the largest ring so far; 0 before the first report of one."""
         return max(self._ring_sizes.values(), default=0)

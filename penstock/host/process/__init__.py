@@ -1,1 +1,1 @@
-"""What the processes of a job run, and how they and the JobMaster talk: workers, relays, agents of nodes."""
+"""The code that runs in the processes of a job, and their talk with the JobMaster: workers, relays, agents of nodes."""

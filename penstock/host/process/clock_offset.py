@@ -48,7 +48,7 @@ class ClockOffset:
         return Offset(best.ahead_ns, _uncertainty(best, now_ns))
 
     def forget(self) -> None:
-        """Forgets all measurements, because the other machine has started anew."""
+        """Forgets all measurements, because the other machine has started again."""
         self._samples.clear()
 
 

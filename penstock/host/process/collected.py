@@ -1,5 +1,5 @@
-"""What Collect sinks have sent to the driver's side: records that an epoch has committed, and records that wait for
-their epoch.
+"""The records that Collect sinks have sent to the driver's side: records that an epoch has committed, and records that
+wait for their epoch.
 
 In a job without epochs all records are there at once. A record must never be shown while its epoch may still be undone.
 The records stay as the bytes that the workers made, because only the driver may unpickle them.
@@ -51,8 +51,8 @@ class Collected:
                 self._waiting[sent.task].append(sent)
 
     def back(self, tasks: frozenset[int], generation: int, there: Container[int]) -> None:
-        """Drops what these tasks, which have been built again, had sent for epochs that are not complete. Drops also
-        everything from tasks that are not `there` any more."""
+        """Drops the records that these tasks, which have been built again, had sent for epochs that are not complete.
+        Drops also everything from tasks that are not `there` any more."""
         with self._lock:
             self._there = there
             for task in [task for task in self._waiting if task not in there]:
@@ -63,8 +63,8 @@ class Collected:
                 self._waiting[task] = deque(kept)
 
     def due(self, epoch: int) -> bytes | None:
-        """Returns, as bytes, what the manifest of this epoch must have in addition to earlier manifests, or None when
-        that is nothing."""
+        """Returns, as bytes, the records that the manifest of this epoch must have in addition to earlier manifests, or
+        None when there are none."""
         with self._lock:
             fresh = {
                 channel: lists[self._saved.get(channel, 0) :]
@@ -94,7 +94,7 @@ class Collected:
             self._saved = {channel: len(lists) for channel, lists in self._records.items()}
 
     def restore(self, saved: list[bytes]) -> None:
-        """Starts from what manifests contain."""
+        """Starts from the records of manifests."""
         with self._lock:
             self._records.clear()
             self._waiting.clear()
@@ -104,6 +104,6 @@ class Collected:
             self._saved = {channel: len(lists) for channel, lists in self._records.items()}
 
     def get(self, channel: str) -> list[Encoded]:
-        """Returns what a Collect sink has sent."""
+        """Returns the records that a Collect sink has sent."""
         with self._lock:
             return list(self._records.get(channel, ()))

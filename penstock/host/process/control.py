@@ -84,7 +84,7 @@ _ANSWER = struct.Struct("<Q")
 
 
 class Refused(PenstockError):
-    """The worker could not do what it was asked to do. `error` is what its handler raised, if that could travel."""
+    """The worker could not carry out a request. `error` is what its handler raised, if that could travel."""
 
     def __init__(self, message: str, error: Exception | None = None) -> None:
         super().__init__(message)
@@ -99,7 +99,7 @@ class Gone(PenstockError):
 
 
 class OpenRequests:
-    """What the asking end remembers: the requests that have no answer yet, by number. Used under a lock."""
+    """The memory of the asking end: the requests that have no answer yet, by number. Used under a lock."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -133,7 +133,7 @@ class OpenRequests:
 
 
 class ControlSession:
-    """What the answering end remembers, also when a connection breaks: each answer, until the asking end has received
+    """The memory of the answering end, also when a connection breaks: each answer, until the asking end has received
     it. Safe to use from several threads: requests are done one after the other."""
 
     def __init__(self) -> None:
@@ -142,8 +142,8 @@ class ControlSession:
         self._settled = 0
 
     def take(self, message: bytes, do: Callable[[bytes], bytes]) -> bytes | None:
-        """Do what a message asks for, unless that is done already. Returns the message of the answer, or None when
-        nobody waits for it. Raises NotAsAgreed."""
+        """Carries out the request in a message, unless that is done already. Returns the message of the answer, or None
+        when nobody waits for it. Raises NotAsAgreed."""
         number, settled = _head(_REQUEST, message, "request")
         with self._lock:  # what a connection had begun that broke must end before anything is done again
             if settled > self._settled:
@@ -396,7 +396,7 @@ class ControlClient:
             self._closed.wait(backoff.failed())
 
     def _tell(self, error: OSError) -> None:
-        """Tells in the log, once, that one end does not accept the certificate of the other one, or what it says."""
+        """Logs once that one end does not accept the certificate, or a message, of the other one."""
         refused = self._tls is not None and self._tls.refused(error)
         if refused and self._tls is not None:
             self.refused = self._tls.said(error)

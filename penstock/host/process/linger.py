@@ -46,7 +46,7 @@ class Driver:
 
 
 class Drivers:
-    """The drivers that want a job's outcome, and those among them that have said that they have what they want."""
+    """The drivers that want a job's outcome, and the drivers among them that have confirmed that they have it."""
 
     def __init__(
         self, lives: Callable[[Driver], bool], hang_timeout_s: float, clock: Callable[[], float] = time.monotonic
@@ -65,14 +65,14 @@ class Drivers:
                 self._waiting.add(driver)
 
     def has_all(self, driver: Driver) -> bool:
-        """The driver has what it wants. Returns whether it was the last of those that live."""
+        """The driver has the outcome. Returns whether it was the last of those that live."""
         with self._changed:
             self._waiting.discard(driver)
             self._served.add(driver)
             return not self._living()
 
     def may_go(self, after_s: float) -> bool:
-        """Whether nobody needs the JobMaster any more, `after_s` seconds after the job's end."""
+        """Whether the JobMaster is needed no more, `after_s` seconds after the job's end."""
         with self._changed:
             if self._living():
                 return after_s >= self._limit_s

@@ -25,7 +25,7 @@ _HANG_TIMEOUT_S = 60.0  # the job's own is among what cannot be loaded
 
 
 def load_program(data: bytes, process: str) -> Any:
-    """Returns what `pickling.join` returns. Raises ProgramNotLoaded when the user's modules cannot be imported here.
+    """Returns the result of `pickling.join`. Raises ProgramNotLoaded when the user's modules cannot be imported here.
     `process`: the name of this process, for the error."""
     try:
         return join(data)

@@ -1,4 +1,4 @@
-"""What the main thread of a worker's or a relay's process sets before it runs its loop."""
+"""The settings that the main thread of a worker's or a relay's process makes before it runs its loop."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ class Network:
         return Ports(host, self.first_port, self.last_port, self.credentials)
 
     def secured(self) -> Network:
-        """Returns the same with a new secret, for whoever starts the workers of a job, and with a new certificate when
-        the job needs one of its own. Raises BadCertificate, also for certificates of the user."""
+        """Returns the same with a new secret, for the process that starts the workers of a job, and with a new
+        certificate when the job needs one of its own. Raises BadCertificate, also for certificates of the user."""
         made = replace(self, secret=os.urandom(_SECRET_BYTES))
         if not self.tls:
             return made
@@ -81,7 +81,7 @@ class Network:
 
     @property
     def credentials(self) -> Credentials | None:
-        """What the processes of the job show each other; None: nothing is encrypted."""
+        """The credentials that the processes of the job show each other; None: nothing is encrypted."""
         if not self.tls:
             return None
         found = self.certificate if self.tls is True else self.tls
@@ -146,8 +146,8 @@ def make_transport(
 
 
 def checked_tls(given: object, transport: TransportName) -> bool | Tls:
-    """Returns what a user has given as `tls`, with absolute paths. Raises OptionError, also when this machine cannot
-    use the files."""
+    """Returns the value that a user has given as `tls`, with absolute paths. Raises OptionError, also when this machine
+    cannot use the files."""
     if isinstance(given, bool):
         found: bool | Tls = given
     else:

@@ -250,7 +250,7 @@ class NodeLine:
         )
 
     def status(self) -> dict[str, Any]:
-        """What the heartbeats say: `state` is "ok", "slow" or "silent"; durations are in milliseconds."""
+        """The content of the heartbeats: `state` is "ok", "slow" or "silent"; durations are in milliseconds."""
         offset = self.clock()
         with self._lock:
             silent_s = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at

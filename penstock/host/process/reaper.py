@@ -48,7 +48,8 @@ def start_time(pid: int) -> int | None:
 
 
 def main(arguments: list[str]) -> None:
-    """Wait for the end of standard input, then for the processes "pid:start time", then kill those that are left."""
+    """Waits for the end of standard input, then for the processes "pid:start time", then kills the processes that are
+    left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while os.read(0, 1):
         pass

@@ -1,5 +1,4 @@
-"""The process of a relay, whatever has started it: what the JobMaster asks it, and the loop of its relay
-(docs/papers.md: W2).
+"""The process of a relay, on any carrier: what the JobMaster asks it, and the loop of its relay (docs/papers.md: W2).
 
 The relay's loop runs in the main thread, and control threads answer the JobMaster. A question goes through the loop, so
 that a loop that does not come round shows as silence. A relay that hears nothing from the JobMaster for the limit ends

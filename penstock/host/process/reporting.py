@@ -46,7 +46,7 @@ class ReportSender(Protocol):
     """Carries reports from a worker's process to the JobMaster."""
 
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> Any:
-        """Sends a report, and returns at once with what `wait` takes."""
+        """Sends a report, and returns at once with the ticket that `wait` takes."""
         ...
 
     def wait(self, reports: list[Any]) -> None:

@@ -13,8 +13,8 @@ from penstock.runtime.worker.blackbox import Crash, Note, Watcher, is_stopped
 
 
 class LastWords(NamedTuple):
-    """What the black box of a dead process says. `note`: what the process was doing, if it ran a step. `crash`: how it
-    crashed, if it did. `doing`: what it was doing beside records, as words that follow "died"."""
+    """The note in the black box of a dead process. `note`: what the process was doing, if it ran a step. `crash`: how
+    it crashed, if it did. `doing`: what it was doing beside records, as words that follow "died"."""
 
     note: Note | None = None
     crash: Crash | None = None
@@ -33,7 +33,7 @@ class WatchedProcess(Protocol):
         ...
 
     def last_words(self) -> LastWords | None:
-        """What is known of the death of the process; None when nobody is left who could know."""
+        """The known facts about the death of the process; None when no process is left that could know."""
         ...
 
 

@@ -543,7 +543,7 @@ class Stream(Generic[T_co]):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Stream[Any]:
-        """fn(list of records) -> iterable of records; batches hold what is ready, at most `batch_size`.
+        """fn(list of records) -> iterable of records; batches hold the records that are ready, at most `batch_size`.
 
         With another `batch_format` records are dicts, and fn gets and returns them as columns: "arrow" a pyarrow Table,
         "pandas" a DataFrame, "numpy" a dict of arrays by name. `fn` may be a class, as in `map`: each task loads a

@@ -66,8 +66,8 @@ class LayoutChanged(CodecError):
 
 
 def layout(class_: type) -> str:
-    """Returns what pickles say of a class: how its objects are pickled, and the names of its fields. Empty for classes
-    of which pickles say nothing more than the name."""
+    """Returns the layout of a class as pickles have it: how its objects are pickled, and the names of its fields. Empty
+    for classes of which pickles say nothing more than the name."""
     found = _layouts.get(class_)
     if found is None:
         found = _layouts[class_] = " ".join(_described(class_))
@@ -276,7 +276,7 @@ def _fill(one: Any, values: dict[str, Any]) -> None:
 
 
 def _kind(class_: type) -> str | None:
-    """Says what kind of class with fields a class is."""
+    """Returns the kind of a class with fields."""
     if dataclasses.is_dataclass(class_):
         return _KINDS["dict"]
     if is_struct(class_):
@@ -285,7 +285,7 @@ def _kind(class_: type) -> str | None:
 
 
 def _defaults(class_: Any) -> dict[str, Any]:
-    """Returns the fields of a class, and what their defaults are or are made from; MISSING: there is none."""
+    """Returns the fields of a class, and their defaults or the functions that make them; MISSING: there is none."""
     if is_struct(class_):
         names, defaults = class_.__struct_fields__, class_.__struct_defaults__
         found = dict.fromkeys(names, dataclasses.MISSING)

@@ -21,9 +21,9 @@ from typing import Any
 
 
 def making(class_: type, arguments: tuple[Any, ...], travels: Callable[[str | None], bool]) -> tuple[Any, ...]:
-    """Returns with what cloudpickle's function makes an empty class of the same layout. It gives `arguments`: the
-    metaclass, the name, the bases, what is in the class from the start, and two others. `travels` tells whether the
-    definitions of a module travel."""
+    """Returns the arguments with which cloudpickle's function makes an empty class of the same layout. It gives
+    `arguments`: the metaclass, the name, the bases, what is in the class from the start, and two others. `travels`
+    tells whether the definitions of a module travel."""
     meta, name, bases, given, *others = arguments
     members = vars(class_)
     typed_dict = type(class_).__name__ == "_TypedDictMeta"  # of typing or of typing_extensions
@@ -45,8 +45,8 @@ def making(class_: type, arguments: tuple[Any, ...], travels: Callable[[str | No
 
 
 def filling(class_: type, state: tuple[dict[str, Any], Any]) -> tuple[dict[str, Any], Any]:
-    """Returns what the empty class is filled with: `state` without what it has already. cloudpickle takes out the
-    members that have the names of slots, which misses private names and takes what has taken the place of a slot."""
+    """Returns the content of the empty class: `state` without what it has already. cloudpickle takes out the members
+    that have the names of slots, which misses private names and takes what has taken the place of a slot."""
     members = vars(class_)
     if "__slots__" not in members:
         return state

@@ -156,7 +156,7 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
 
 
 def decode(code: int, payload: Buffer, *, saved: bool = False) -> list[Any]:
-    """Decodes what `encode` has returned. `saved`: it is state, for errors."""
+    """Decodes the result of `encode`. `saved`: it is state, for errors."""
     decoder = _decoders.get(code)
     if decoder is None:
         decoder = _decoder_of_tuples(code)

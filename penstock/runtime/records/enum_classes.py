@@ -54,7 +54,7 @@ def making(class_: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
 
 
 def filling(class_: Any, fill: Callable[..., Any], state: tuple[dict[str, Any], Any]) -> tuple[Callable[..., Any], Any]:
-    """Returns a function that fills the class, and what from. `fill` and `state` are cloudpickle's."""
+    """Returns a function that fills the class, and its arguments. `fill` and `state` are cloudpickle's."""
     filled, other = state
     filled = {name: value for name, value in filled.items() if name not in class_.__members__ and name not in _MAKING}
     attributes = {

@@ -108,9 +108,9 @@ def loads(data: Buffer) -> Any:
 
 @contextmanager
 def belonging_to(program: Program | None) -> Iterator[None]:
-    """While the context is active, what this thread pickles belongs to this program. For the threads of a process that
-    has joined no program, because it hosts several jobs: without it, the classes of the program would travel as strays,
-    and no other program would take an object of them for one of its own class."""
+    """While the context is active, objects that this thread pickles belong to this program. For the threads of a
+    process that has joined no program, because it hosts several jobs: without it, the classes of the program would
+    travel as strays, and no other program would take an object of them for one of its own class."""
     before = _hosted()
     _hosting.program = program
     try:
@@ -206,7 +206,7 @@ class Program:
                 self._references[own] = (*name, layout(own))  # what this process writes again has the same name
 
     def reference(self, class_: type) -> tuple[str, str, str, int, str] | None:
-        """Returns what a pickle has in place of a class of the program, for `_find`."""
+        """Returns the reference that a pickle has in place of a class of the program, for `_find`."""
         found = self._references.get(class_)
         if found is None and (name := self.classes.get(class_)) is not None:
             found = self._references[class_] = (*name, layout(class_))
@@ -334,7 +334,7 @@ def _noting(code: str, load: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _explained(code: str, stack: list[Any], outer: list[Any], error: BaseException) -> Unreadable | None:
-    """Explains the error of a step of an unpickler, by what was on its stack before, and below the last mark."""
+    """Explains the error of a step of an unpickler, by the objects on its stack before, and below the last mark."""
     if code == "FROZENSET":
         return unhashable(stack)
     if code not in _TAKING_ITEMS:
@@ -424,7 +424,7 @@ def _reference(class_: type, program: Program | None, saved: bool) -> Any:
 
 
 def _imported(module: str, qualified: str) -> Any:
-    """Returns what has this name in a module that is imported, or None."""
+    """Returns the object of this name in a module that is imported, or None."""
     found: Any = None if _travels(module) else sys.modules.get(module)
     for part in qualified.split("."):
         found = getattr(found, part, None)
@@ -466,7 +466,7 @@ def _remember(name: Name, class_: type) -> None:
 
 
 def _defined(data: bytes) -> Any:
-    """Returns what was pickled together with definitions of classes."""
+    """Returns the object that was pickled together with definitions of classes."""
     with _lock:
         try:
             return loads(data)

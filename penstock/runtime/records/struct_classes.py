@@ -79,7 +79,7 @@ def making(class_: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
 
 
 def members(class_: type, state: tuple[dict[str, Any], Any]) -> tuple[dict[str, Any], Any]:
-    """Returns what a class of structs is filled with: `state`, with types of its fields that every process can read."""
+    """Returns the content of a class of structs: `state`, with types of its fields that every process can read."""
     filled, slots = state
     try:
         hints = get_type_hints(class_, include_extras=True)

@@ -71,8 +71,7 @@ class DeadLetter:
 
 @dataclass
 class ErrorHandler:
-    """Decides what happens to a record that has failed. Each stage has one handler, and so has each way to another
-    task.
+    """Decides the fate of a record that has failed. Each stage has one handler, and so has each way to another task.
 
     `declared_at` is the place where the user has added the operator to the flow. `step` describes what comes before the
     operator, if the failure is there. `skipped` counts the records that the policy has skipped. `remedy` is what an
@@ -123,7 +122,7 @@ class ErrorHandler:
     @contextmanager
     def blamed(self, what: Any) -> Iterator[None]:
         """Turns an error that concerns no single record (of open() or close(), a full disk) into a failure of this
-        operator, whatever its policy is. `what` stands for the record."""
+        operator, under any policy. `what` stands for the record."""
         try:
             yield
         except RecordError:
@@ -145,11 +144,11 @@ class ListSelector(ABC):
 
     @abstractmethod
     def __call__(self, record: Any) -> Any:
-        """Returns what it selects from a record."""
+        """Returns the selected part of a record."""
 
     @abstractmethod
     def many(self, records: list[Any]) -> list[Any]:
-        """Returns what it selects from each record. Raises an error when it fails for one of them."""
+        """Returns the selected part of each record. Raises an error when it fails for one of them."""
 
 
 def each(fn: Callable[[Any], Any], records: list[Any]) -> list[Any]:
@@ -235,9 +234,9 @@ def exhausted(records: Iterator[Any]) -> bool:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an error from a user's function is a failure of the function, whatever its type. sys.exit() in a function
-    is one: it must not end the worker's process, which the job would start again and again. Ctrl-C is not a failure,
-    nor is GeneratorExit, which comes from closing a generator of ours and not from the function."""
+    """Whether an error from a user's function is a failure of the function, of any type. sys.exit() in a function is
+    one: it must not end the worker's process, which the job would start again and again. Ctrl-C is not a failure, nor
+    is GeneratorExit, which comes from closing a generator of ours and not from the function."""
     if isinstance(error, GeneratorExit):
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -405,7 +404,7 @@ def returns_nothing(function: Any) -> bool:
 
 
 def _slip(value: Any) -> str:
-    """Guesses what a value that is not a function was meant to be."""
+    """Guesses the intended value where a value is not a function."""
     if value is None:
         return "; was the function called, f(), instead of given, f?"
     if hasattr(value, "same") and hasattr(value, "fields"):
@@ -447,9 +446,9 @@ class Constructed:
 def constructed(
     fn: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None, what: str, takes: str = "record"
 ) -> Any:
-    """Returns a function, or for a class what makes its object in each task. Raises FlowError when the class cannot be
-    called with these arguments, or its object with one argument. For the name of an argument that the class does not
-    take, the error says which ones it takes."""
+    """Returns a function, or for a class the function that makes its object in each task. Raises FlowError when the
+    class cannot be called with these arguments, or its object with one argument. For the name of an argument that the
+    class does not take, the error says which ones it takes."""
     if not isinstance(fn, type) or not any("__call__" in vars(cls) for cls in fn.__mro__):
         if args or kwargs:
             raise FlowError(
@@ -513,7 +512,7 @@ class OwnFunction:
 
 
 def no_value(result: Any) -> str | None:
-    """Explains why what a function returned is not a record. None: it may be one."""
+    """Explains why the result of a function is not a record. None: it may be one."""
     if isinstance(result, Coroutine):
         result.close()  # otherwise Python warns about it too
         return (
@@ -526,7 +525,7 @@ def no_value(result: Any) -> str | None:
 
 
 def no_list(result: Any) -> str | None:
-    """Explains why what a function returned is not a list of records. None: it may be one."""
+    """Explains why the result of a function is not a list of records. None: it may be one."""
     if result is None:
         return "the function returned None; return the list of outputs (it may be empty)"
     if isinstance(result, Coroutine | AsyncGenerator):

@@ -86,7 +86,7 @@ def bound(key: bytes, binding: bytes) -> bytes:
 
 
 def proof(key: bytes, end: bytes, *said: bytes) -> bytes:
-    """Returns the proof of an end, which nobody without the key can compute. `end` names the end, so that a proof sent
+    """Returns the proof of an end, which cannot be computed without the key. `end` names the end, so that a proof sent
     back proves nothing. `said`: what both ends have said so far, with a nonce of each; its parts have fixed sizes."""
     return hmac.digest(key, end + b"".join(said), "sha256")
 

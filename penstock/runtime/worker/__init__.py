@@ -1,3 +1,3 @@
-"""What runs inside one worker: the tasks, the run loop that gives them turns, and the wiring that builds and connects
-them.
+"""The code that runs inside one worker: the tasks, the run loop that gives them turns, and the wiring that builds and
+connects them.
 """

@@ -1,4 +1,4 @@
-"""Measures what micro-batches cost that Spark has at the same time (docs/papers.md: D2).
+"""Measures the cost of micro-batches that Spark has at the same time (docs/papers.md: D2).
 
 While Spark works on one micro-batch, the next one is on its way or waits for it, so the time until its answer is not
 what it costs: a small one would cost as much as the large one before it. Therefore all micro-batches that were under

@@ -136,8 +136,9 @@ class BlackBox:
         _STEP.pack_into(self._map, 0, 0, 0)
 
     def doing(self, what: str, *, reads: bool = False) -> None:
-        """Notes what this process does from now on, as words that follow "died", such as "in open() of operator 'x'";
-        "" when it is over. `reads`: a thread that reads saved state says so, and not the thread that runs the loop."""
+        """Notes the action of this process from now on, as words that follow "died", such as "in open() of operator
+        'x'"; "" when it is over. `reads`: a thread that reads saved state says so, and not the thread that runs the
+        loop."""
         said = what.encode("utf-8", "replace")[: _DOING_BYTES - _LENGTH.size]
         at = _DOING_AT[reads]
         begin = at + _LENGTH.size
@@ -191,7 +192,7 @@ class Watcher:
             os.close(fd)
 
     def read(self) -> Note | None:
-        """Returns what the worker was doing, if it was running a step."""
+        """Returns the step that the worker was running, if any."""
         if self._map is None:
             return None
         task, digest, operator, origin, nth, epoch, sequence, later, left = _RECORD.unpack_from(self._map, 0)
@@ -202,7 +203,7 @@ class Watcher:
         return Note(task - 1, operator, digest, Place(epoch, origin, sequence, nth), Place(later, origin, left, nth))
 
     def doing(self) -> str:
-        """Returns what the worker was doing beside records, as words that follow "died", or ""."""
+        """Returns the action of the worker beside records, as words that follow "died", or ""."""
         said: list[str] = []
         for at in _DOING_AT if self._map is not None else ():
             assert self._map is not None
@@ -231,7 +232,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _crash_of(story: str, loop: int) -> Crash | None:
-    """Returns what faulthandler has written, in one line."""
+    """Returns the text of faulthandler, in one line."""
     said = re.match(r"(?:Fatal Python error: )?(.+)", story)
     if said is None:
         return None
@@ -307,7 +308,7 @@ class RecordByRecord:
         self._box.record(Note(self._task, operator, digest, place, self._later._replace(nth=nth)))
 
     def passed(self, epoch: int) -> None:
-        """Notes that the task has saved its state at the barrier of an epoch, and that what follows belongs to the next
+        """Notes that the task has saved its state at the barrier of an epoch, and that later records belong to the next
         epoch."""
         self._at[epoch] = dict(self._counts)
 
@@ -340,7 +341,7 @@ class _Guilt:
 
 @dataclass
 class _Doubt:
-    """What is known from the deaths of a worker while one task was running."""
+    """The facts from the deaths of a worker while one task was running."""
 
     deaths: int = 0
     epochs_left: int = CALM_EPOCHS
@@ -367,7 +368,8 @@ class _Doubt:
 
 
 class Suspects:
-    """What the watcher knows from deaths: which tasks must run record by record, and which records are poison to them.
+    """The facts that the watcher takes from deaths: which tasks must run record by record, and which records are poison
+    to them.
 
     A record is poison at its place when it was at hand at `attempts` crashes. Two deaths from outside, without a
     complete epoch since, count as much as one crash. When crashes alone have proved that a record is poison, equal

@@ -85,14 +85,14 @@ class _UnderWay(Answer):
 
 @dataclass
 class _Barrier:
-    """The barrier of an epoch among the micro-batches, with the offsets of what was read before it."""
+    """The barrier of an epoch among the micro-batches, with the offsets of the records before it."""
 
     epoch: int
     own: StageState | None = field(default=None)
 
 
 class _Gathered:
-    """What was taken from the input for the next micro-batch, and the watermarks that follow it."""
+    """The records that were taken from the input for the next micro-batch, and the watermarks that follow it."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -254,7 +254,7 @@ class Diverted:
         return self.task.has_barrier() and (self.task.is_read or not self._next.records)
 
     def _can_leave(self) -> bool:
-        """Whether what was gathered is a micro-batch now."""
+        """Whether the gathered records are a micro-batch now."""
         if not self._next.records:
             return False
         if self.leaving:
@@ -299,7 +299,7 @@ class Diverted:
             following.add(input_, records, stamp)
 
     def _leave(self) -> None:
-        """What was gathered takes its place behind the micro-batches under way."""
+        """Puts the gathered records behind the micro-batches under way."""
         following, now = self._next, self.task.clock()
         input_ = following.input()
         item = _UnderWay(input_, following.records, following.stamp, None, now)
@@ -389,7 +389,8 @@ class Diverted:
             yield []
 
     def doubts(self, answer: MicroBatchResult) -> bool:
-        """Returns whether the task must process the records of an answer itself, to find out what their times mean."""
+        """Returns whether the task must process the records of an answer itself, to find out the meaning of their
+        times."""
         greatest = answer.greatest
         stages = self.task.passage.stages[: self.divert.position]
         return greatest is not None and any(stage.doubts(greatest) for stage in stages)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TrafficReport(NamedTuple):
-    """What a worker reports for placement: the time by its clock (monotonic, in ns), what each of its tasks uses and
+    """The report of a worker for placement: the time by its clock (monotonic, in ns), what each of its tasks uses and
     sends (RunLoop.traffic), what messages cost, and when some of them were sent and had come."""
 
     at_ns: int
@@ -62,7 +62,7 @@ class TaskLoad(TypedDict):
 
 
 def divert_load(divert: DivertRequest) -> DivertLoad:
-    """Returns what a task reports that follows this request."""
+    """Returns the report of a task that follows this request."""
     return {"interval_s": divert.interval_s, "rows_max": divert.rows_max, "life": divert.life}
 
 
@@ -98,7 +98,7 @@ def task_load(task: Task) -> TaskLoad:
 
 
 def _sends(task: Task, now: int) -> list[tuple[int, int, int, int]]:
-    """Returns what TaskLoad says of what the task sends. Of an exchange to all, each receiver's copy counts."""
+    """Returns the sends of a task, for TaskLoad. Of an exchange to all, each receiver's copy counts."""
     found: dict[int, tuple[int, int, int]] = {}
     for output in task.outputs.all():
         made, held, stopped = found.get(output.target, (0, 0, 0))

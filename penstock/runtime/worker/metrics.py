@@ -60,7 +60,7 @@ class Histogram:
 
     @classmethod
     def from_sparse(cls, counts: dict[int, int]) -> Histogram:
-        """Makes a histogram from what `sparse` has returned."""
+        """Makes a histogram from the result of `sparse`."""
         histogram = cls()
         for index, n in counts.items():
             histogram.counts[index] = n

@@ -86,7 +86,7 @@ class Passage:
             raise first
 
     def restore(self, epoch: int, saved: dict[str, SavedState]) -> None:
-        """Lets the stages start from what was saved at a complete epoch."""
+        """Lets the stages start from the state that was saved at a complete epoch."""
         for stage in self.stages:
             state = saved.get(stage.context.operator.name, SavedState())
             stage.records_in, stage.records_out, stage.errors.skipped, stage.late = state.counters

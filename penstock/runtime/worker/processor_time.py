@@ -35,7 +35,7 @@ _OWN = "penstock"
 
 
 class Measured(Protocol):
-    """What is measured of a task: the time that its steps run, and what ProcessorTime makes of it."""
+    """The measurements of a task: the time that its steps run, and what ProcessorTime makes of it."""
 
     busy_ns: int
     cpu_ns: int  # of the worker's thread
@@ -80,8 +80,8 @@ def present_threads() -> set[int]:
 
 @dataclass
 class _Of:
-    """Holds what is known of a task: the measured time of its steps, the part of it that was processor time, and what
-    its counters were when the thread's time was divided last."""
+    """Holds the times of a task: the measured time of its steps, the part of it that was processor time, and what its
+    counters were when the thread's time was divided last."""
 
     steps_ns: float = 0.0
     cpu_ns: float = 0.0
@@ -135,7 +135,7 @@ class ProcessorTime:
                 self._of.pop(task, None)
 
     def divide(self, tasks: Iterable[Measured]) -> None:
-        """Divides what the threads have done since the last call among these tasks."""
+        """Divides the work of the threads since the last call among these tasks."""
         with self._lock:
             loop = self._loop
             total_ns = None if loop is None else self._clocks.thread(loop)

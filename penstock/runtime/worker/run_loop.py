@@ -125,7 +125,7 @@ class RunLoop:
         return [_task_status(task) for task in self.tasks]
 
     def streams(self) -> list[dict[str, Any]]:
-        """Returns what is known of each stream through relays: its tree, who has joined, and its switches."""
+        """Returns the state of each stream through relays: its tree, who has joined, and its switches."""
         root = self.wiring.root
         return [] if root is None else root.status()
 
@@ -179,7 +179,7 @@ class RunLoop:
         return replace(found, each_s=sum(task.busy_ns for task in tasks) / 1e9 / max(1, records))
 
     def traffic(self) -> list[dict[str, Any]]:
-        """Returns what placement needs to know of each task, counted since the task was built: how long it ran, the
+        """Returns the figures of each task that placement needs, counted since the task was built: how long it ran, the
         processor time of this, how long its functions waited, the processor time of their threads, how many records
         wait for it, and what each of its logs has sent, as (receiving tasks, records, bytes, messages). This is counted
         once, however many tasks receive it. A task that sends nothing says how old its records were lately when they
@@ -352,7 +352,7 @@ class RunLoop:
         self._over = True
 
     def remove_tasks(self, numbers: set[int], epoch: int) -> None:
-        """Removes those of these tasks that run here. They go back to a complete epoch. The other tasks stay."""
+        """Removes the given tasks that run here. They go back to a complete epoch. The other tasks stay."""
         gone = self.wiring.remove_tasks(numbers)
         self._renew_tasks()
         self.unpark()
@@ -368,7 +368,7 @@ class RunLoop:
             task.complete(epoch)
 
     def build_tasks(self, numbers: set[int], generation: int, epoch: int, saved: dict[int, Saved]) -> None:
-        """Builds those of these tasks that run here, from their saved state. They run after `connect_tasks`."""
+        """Builds the given tasks that run here, from their saved state. They run after `connect_tasks`."""
         splits = {number: given for number, (_, _, _, given) in saved.items() if given is not None}
         made = self.wiring.build_tasks(numbers, generation=generation, epoch=epoch, splits=splits)
         for task in made:

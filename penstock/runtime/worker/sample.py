@@ -100,11 +100,11 @@ class Sample:
             self.full = self._records >= SAMPLE_RECORDS
 
     def is_old(self, now_ns: int) -> bool:
-        """Whether the sample is to be dropped, because nobody takes it."""
+        """Whether the sample is to be dropped, because it is not taken."""
         return self.first_ns is not None and now_ns - self.first_ns > KEPT_NS
 
     def taken(self, least: int) -> RecordSample | None:
-        """Returns what was collected, if it is enough: so many records, or all for which there was room."""
+        """Returns the collected records, if they are enough: so many records, or all for which there was room."""
         pieces = self._pieces[:]
         count = sum(records for records, _ in pieces)
         if not count or (count < least and not self.full):

@@ -49,9 +49,9 @@ class SourceTask(Task):
         open_reader: Callable[[list[Split], Callable[[], None]], Reader],
         output_caches: OutputCaches | None,
     ) -> None:
-        """`splits` says what is read, and from which offsets. `open_reader` makes a reader for them; its second
-        argument wakes this task. `output_caches` are the caches of the worker's channels; the source waits while they
-        are full."""
+        """`splits` gives the inputs, and the offsets at which reading begins. `open_reader` makes a reader for them;
+        its second argument wakes this task. `output_caches` are the caches of the worker's channels; the source waits
+        while they are full."""
         super().__init__(task, name, stages, clock, options)
         self.stopping = False
         self.splits = {split.name: split for split in splits}
@@ -104,7 +104,7 @@ class SourceTask(Task):
             self._triggers.append(epoch)
 
     def await_alignment(self) -> None:
-        """Reads nothing after the first record, until it is told how far the other sources are."""
+        """Reads nothing after the first record, until it hears how far the other sources are."""
         if self._marking_stage is not None:
             self.reads_until = -TIME_MAX
 

@@ -59,9 +59,9 @@ _ENDING, _DRAINING, _FINISHED, _CLOSED = TaskState.ENDING, TaskState.DRAINING, T
 
 @dataclass
 class Snapshot:
-    """What a task saves at a barrier, or at its end (`finished`): the state of each operator (None: it has none) and
-    the counters. At its end it saves no keyed maps. `whole`: the states do not build on earlier snapshots. `quiet`: no
-    record has come since the last snapshot. `parked`: the task has stopped after the barrier."""
+    """The state that a task saves at a barrier, or at its end (`finished`): the state of each operator (None: it has
+    none) and the counters. At its end it saves no keyed maps. `whole`: the states do not build on earlier snapshots.
+    `quiet`: no record has come since the last snapshot. `parked`: the task has stopped after the barrier."""
 
     task: TaskId
     generation: int
@@ -250,7 +250,7 @@ class Task:
         return self.passage.held + under_way + self.processing.gathered
 
     def step(self) -> None:
-        """Processes a limited part of what is ready. It must be called only when the task is runnable."""
+        """Processes a limited part of the records that are ready. It must be called only when the task is runnable."""
         started = self.stopwatch()
         passage, outputs = self.passage, self.outputs
         if self._work is None:
@@ -294,7 +294,7 @@ class Task:
         self._work_ns = 0
 
     def idle(self) -> None:
-        """Lets sinks write what they hold back, because the task has nothing to do."""
+        """Lets sinks write the records that they hold back, because the task has nothing to do."""
         if self._unflushed:
             self._unflushed = False
             for stage in self.stages:
@@ -434,8 +434,8 @@ class Task:
     # --- epochs ------------------------------------------------------------------------------------------------
 
     def restore(self, epoch: int, saved: dict[str, SavedState], *, finished: bool, whole_next: bool) -> None:
-        """Starts from what was saved at a complete epoch. It is called once, after `open`. `finished`: the task had
-        ended by then."""
+        """Starts from the state that was saved at a complete epoch. It is called once, after `open`. `finished`: the
+        task had ended by then."""
         self._life.move("restore its end" if finished else "restore")
         self.epoch = epoch
         self.whole_next = whole_next
@@ -474,9 +474,9 @@ class Task:
     # --- the operation stream ----------------------------------------------------------------------------------
 
     def divert(self, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None]) -> None:
-        """Sends what the task has not begun to process to the operation stream. This needs no barrier: a range has no
-        state of its own, and the outputs of what the task has begun leave before the answer to the first micro-batch.
-        And a burst delays the next barrier most of all."""
+        """Sends the records that the task has not begun to process to the operation stream. This needs no barrier: a
+        range has no state of its own, and the outputs of what the task has begun leave before the answer to the first
+        micro-batch. And a burst delays the next barrier most of all."""
         if (
             self.passage.record_by_record is not None or self.at_end()
         ):  # in record-by-record mode each record must be noted
@@ -522,7 +522,8 @@ class Task:
         return False
 
     def own_state(self) -> StageState | None:
-        """Returns what the first stage has to save of the input that was taken so far: the offsets of a source."""
+        """Returns the state that the first stage has to save of the input that was taken so far: the offsets of a
+        source."""
         return None
 
     def has_input_to_divert(self) -> bool:
@@ -530,7 +531,7 @@ class Task:
         return bool(self.inbox.ready)
 
     def take_to_divert(self, most: int, *, columns: bool) -> tuple[Any, int, int]:
-        """Returns the input of a micro-batch of at most so many records, their number and its stamp, or a watermark
+        """Returns the input of a micro-batch of limited size, the number of its records and its stamp, or a watermark
         that comes next. `columns`: raw input comes as columns of its source where this is possible."""
         inbox = self.inbox.ready
         if isinstance(inbox[0][1], Watermark):

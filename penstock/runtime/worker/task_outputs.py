@@ -20,8 +20,8 @@ from penstock.runtime.worker.shared_batches import SharedBatches
 
 
 class TaskOutputs:
-    """The outputs for what the stages of a passage, and their side outputs, emit. `shared_batches` finds functions of
-    an output (a key selector, a combiner) that change records of other tasks."""
+    """The outputs of the stages of a passage, and of their side outputs. `shared_batches` finds functions of an output
+    (a key selector, a combiner) that change records of other tasks."""
 
     def __init__(self, passage: Passage, clock: Callable[[], int], shared_batches: SharedBatches | None = None) -> None:
         self.logs: list[OutLog] = []
@@ -41,8 +41,8 @@ class TaskOutputs:
     def add(
         self, operator: str, side: str | None, output: Output, errors: ErrorHandler, instead_of: Output | None = None
     ) -> None:
-        """Adds an output for what an operator, or one of its side outputs, emits. It may replace another output.
-        `errors` handles failures between this task and the next."""
+        """Adds an output for an operator, or for one of its side outputs. It may replace another output. `errors`
+        handles failures between this task and the next."""
         self._errors.append(errors)
         self.logs += output.logs
         outputs = self._outputs.setdefault((operator, side), [])
@@ -132,7 +132,7 @@ class TaskOutputs:
         return self._flush(self.logs)
 
     def flush_combiners(self) -> None:
-        """Puts into the logs what combiners hold."""
+        """Moves the records of combiners into the logs."""
         for outputs in self._outputs.values():
             for output in outputs:
                 output.flush()

@@ -1,4 +1,4 @@
-"""The states of a task, from the time when it is built to its end, and what leads from one to the next.
+"""The states of a task, from the time when it is built to its end, and the events that lead from one to the next.
 
 What a task does in its next step depends on its state, and on data that change with single steps: the work that is
 under way, channels that wait for room, gathered records. These data are no states.
@@ -12,7 +12,7 @@ from penstock.runtime.lifecycle import State, Table
 
 
 class TaskState(State):
-    """What a task does."""
+    """The activity of a task."""
 
     MADE = "MADE", "It has its channels; its operators are not open."
     READY = "READY", "Its operators are open, with what an epoch has saved for them; it has taken up nothing yet."

@@ -50,7 +50,7 @@ _STOPPED = 0.2
 
 @dataclass
 class _Flow:
-    """What a task sends to a chain."""
+    """The records that a task sends to a chain."""
 
     taken: float  # records of the task's input, lately
     made: float  # of these, records for the chain
@@ -135,8 +135,8 @@ class WaitingRecords:
         self._held_back = None
 
     def held_back(self, chain: int) -> int:
-        """Returns how many records senders hold back for a chain, and how many would become of what waits for senders
-        that it stops."""
+        """Returns the number of records that senders hold back for a chain, and of records that would be made of the
+        input of senders that it stops."""
         if self._held_back is None:
             self._held_back = self._compute()
         return round(self._held_back.get(chain, 0.0))
@@ -171,7 +171,7 @@ class WaitingRecords:
         return sum(seen.own + seen.under_way for seen in tasks) + self.held_back(chain)
 
     def _compute(self) -> dict[int, float]:
-        """What is held back for each chain."""
+        """The number of records that are held back for each chain."""
         found: dict[int, float] = {}
         by_chain: dict[int, list[_Seen]] = {}
         for seen in self._tasks.values():

@@ -127,7 +127,7 @@ class Wiring:
         return self.output_caches is not None
 
     def mine(self, numbers: Iterable[int]) -> list[TaskId]:
-        """Returns those of the tasks that this worker runs, in the order of the plan."""
+        """Returns the tasks among the given ones that this worker runs, in the order of the plan."""
         return [self.plan.by_number[n] for n in sorted(numbers) if self.workers.get(n) == self.worker]
 
     def target_of(self, channel: int) -> int | None:
@@ -184,7 +184,7 @@ class Wiring:
         return tasks
 
     def remove_tasks(self, numbers: set[int]) -> list[Task]:
-        """Removes those of the tasks that run here, and disconnects the channels that lead to any of them. Returns the
+        """Removes the given tasks that run here, and disconnects the channels that lead to any of them. Returns the
         removed tasks, which the caller has to close."""
         for channel, target in self._targets.items():
             if target in numbers and channel in self.out:
