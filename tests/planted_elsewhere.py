@@ -8,7 +8,7 @@ from unittest import mock
 
 from penstock.bridge.burst import BurstDetector
 from penstock.placement import refinement
-from penstock.runtime.lifecycle import Machine
+from penstock.runtime.lifecycle import StateMachine
 from penstock.runtime.operators.window_functions import _Accumulated
 from penstock.runtime.operators.windowing import _Windowing
 from penstock.runtime.operators.windows import _Due
@@ -101,12 +101,12 @@ def _no_dwelling() -> Any:
 )
 def _impossible_events_are_passed_over() -> Any:
     """An event that a state excludes is ignored, as if the table gave a reason."""
-    move = Machine.move
+    move = StateMachine.move
 
     def silent(self: Any, event: str, why: str = "") -> bool:
         return (self.state, event) in self.table.answers and move(self, event, why)
 
-    return mock.patch.object(Machine, "move", silent)
+    return mock.patch.object(StateMachine, "move", silent)
 
 
 @planted_fault(

@@ -87,7 +87,7 @@ from penstock.bridge.probes import Probes
 from penstock.bridge.switch_outcome import ANSWERS_MIN, JUDGED_AFTER_S, Refusals, SwitchStory
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import WrongValue
-from penstock.runtime.lifecycle import Machine, State, Table
+from penstock.runtime.lifecycle import State, StateMachine, Table
 from penstock.runtime.units import (
     Seconds,
     above_zero,
@@ -416,7 +416,7 @@ class BurstDetector:
     def __init__(self, options: BurstOptions | None = None, calibration: Calibration | None = None) -> None:
         self.options = options or BurstOptions()
         self.mode: Mode = self.options.mode  # may be set while the job runs
-        self._life = Machine(RANGE, "a range of operators")
+        self._life = StateMachine(RANGE, "a range of operators")
         self.since_s: float | None = None  # when the state began; None: before the first observation
         self.prepared = False  # Spark is ready for this range
         self._failures = self._no_failures()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.bridge.cost import BatchCost
-from penstock.runtime.lifecycle import Machine, State, Table
+from penstock.runtime.lifecycle import State, StateMachine, Table
 
 # The most that one look adds to the time for which something has been waited for.
 _COUNTED_MAX_S = 5.0
@@ -85,7 +85,7 @@ class SparkLife:
             SparkState.PREPARING: (prepare_s, "Spark was not ready within prepare_s={:g} seconds"),
             SparkState.DOUBTED: (silence_s, "Spark has not answered for hang_timeout_s={:g} seconds"),
         }
-        self._machine = Machine(SPARK_LIFE, "the job's Spark")
+        self._machine = StateMachine(SPARK_LIFE, "the job's Spark")
         self._waited_s = 0.0  # in this state
         self._number = 0
         self._why = ""  # it is doubted

@@ -1,7 +1,7 @@
 """State machines as tables: which events are possible in which state, and what each of them leads to.
 
 A component whose behaviour depends on what happened to it before has a *table* (`Table`), and each object a *machine*
-(`Machine`) that keeps its state by this table. An event is answered in one of three ways:
+(`StateMachine`) that keeps its state by this table. An event is answered in one of three ways:
 
 - It is *taken*: the machine goes to the next state, which may be the same one.
 - It is *passed over*, because it is legitimately late or has no effect in this state. The table says why.
@@ -143,7 +143,7 @@ class Table(Generic[S, E]):
         return [(event, ", ".join(states), because) for (event, because), states in where.items()]
 
 
-class Machine(Generic[S, E]):
+class StateMachine(Generic[S, E]):
     """The state of one object, by a table. `name` is what an InvalidTransition calls the object."""
 
     __slots__ = ("_since", "_story", "name", "state", "table")

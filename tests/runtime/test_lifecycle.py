@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from penstock.runtime.lifecycle import STORY_LENGTH, InvalidTransition, Machine, State, Table
+from penstock.runtime.lifecycle import STORY_LENGTH, InvalidTransition, State, StateMachine, Table
 
 
 class Door(State):
@@ -35,7 +35,7 @@ DOOR: Table[Door, Event] = Table(
 
 
 def test_an_event_is_taken_passed_over_or_refused() -> None:
-    door = Machine(DOOR, "the door")
+    door = StateMachine(DOOR, "the door")
     assert door.move("knock")
     assert door.state is Door.OPEN
     assert door.move("push", "a draught")
@@ -50,7 +50,7 @@ def test_an_event_is_taken_passed_over_or_refused() -> None:
 
 
 def test_a_refusal_tells_what_led_there() -> None:
-    door = Machine(DOOR, "the door")
+    door = StateMachine(DOOR, "the door")
     for _ in range(3):
         door.move("knock")
     door.move("push", "a draught")
@@ -70,7 +70,7 @@ def test_a_refusal_tells_what_led_there() -> None:
 
 
 def test_the_story_is_bounded() -> None:
-    door = Machine(DOOR, "the door")
+    door = StateMachine(DOOR, "the door")
     for _ in range(1000):
         door.move("push")
         door.move("knock")

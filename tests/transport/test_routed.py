@@ -12,7 +12,7 @@ from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.transport.choose import Abilities, Kind
 from penstock.runtime.transport.framing import HEAD_BYTES
 from penstock.runtime.transport.hop_meter import EVERY, HopMeter, Step
-from penstock.runtime.transport.routed import Place, RoutedTransport
+from penstock.runtime.transport.routed import RoutedTransport, WorkerPlace
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.transport.tcp import TcpTransport
 from tests.e2e.processes import wait_until
@@ -44,8 +44,8 @@ def four() -> Iterator[list[RoutedTransport]]:
 
 
 def test_an_address_names_a_place() -> None:
-    place = Place("machine", "/proc/1/fd/3", {"tcp": "tcp://10.0.0.1:5/ab"}, DEVICE)
-    assert Place.of(place.address) == place
+    place = WorkerPlace("machine", "/proc/1/fd/3", {"tcp": "tcp://10.0.0.1:5/ab"}, DEVICE)
+    assert WorkerPlace.of(place.address) == place
 
 
 def test_each_peer_has_the_best_that_both_machines_have(four: list[RoutedTransport]) -> None:

@@ -19,10 +19,10 @@ from penstock.runtime.worker.blackbox import (
     BlackBox,
     Crash,
     Note,
-    Place,
     Poison,
     RecordByRecord,
     RecordByRecordMode,
+    RecordPlace,
     Suspects,
     Watcher,
     digest_of,
@@ -61,7 +61,7 @@ def test_the_note_outlives_its_process() -> None:
         assert process.stdout.readline() == "noted\n"
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        place = Place(epoch=4, origin=11, sequence=1, nth=0)
+        place = RecordPlace(epoch=4, origin=11, sequence=1, nth=0)
         assert watcher.read() == Note(7, 2, digest_of([("the", "record")]), place, place)
         assert watcher.crash() is None
     finally:
@@ -224,8 +224,8 @@ def test_equal_records_have_equal_digests_that_tell_them_from_others() -> None:
 CRASH = Crash("Segmentation fault, at parse.py:7 in parse", True)
 
 
-def at(sequence: int, *, epoch: int = 5, digest: int = 99, later: Place | None = None) -> Note:
-    place = Place(epoch, SOURCE, sequence, 0)
+def at(sequence: int, *, epoch: int = 5, digest: int = 99, later: RecordPlace | None = None) -> Note:
+    place = RecordPlace(epoch, SOURCE, sequence, 0)
     return Note(4, 1, digest, place, later or place)
 
 
@@ -240,7 +240,7 @@ def suspected(attempts: int = 3) -> Suspects:
     return suspects
 
 
-def places(suspects: Suspects) -> list[Place]:
+def places(suspects: Suspects) -> list[RecordPlace]:
     return [place for mode in suspects.modes().values() for _, _, place in mode.places]
 
 
@@ -309,12 +309,12 @@ def test_places_go_along_when_an_epoch_completes_before_them() -> None:
     suspects = suspected()
     suspects.died(at(7), CRASH)
     suspects.died(at(107), CRASH)
-    suspects.died(at(107, later=Place(6, SOURCE, 100, 0)), CRASH)  # 7 came before the barrier
+    suspects.died(at(107, later=RecordPlace(6, SOURCE, 100, 0)), CRASH)  # 7 came before the barrier
     suspects.died(at(100, epoch=6), CRASH)
-    assert places(suspects) == [Place(6, SOURCE, 100, 0)]
-    suspects.died(at(200, epoch=6, digest=1, later=Place(9, SOURCE, 150, 0)), CRASH)
-    assert places(suspects) == [Place(9, SOURCE, 50, 0)]
-    suspects.died(at(60, epoch=9, digest=2, later=Place(12, SOURCE, 5, 0)), CRASH)  # 50 came before the barrier
+    assert places(suspects) == [RecordPlace(6, SOURCE, 100, 0)]
+    suspects.died(at(200, epoch=6, digest=1, later=RecordPlace(9, SOURCE, 150, 0)), CRASH)
+    assert places(suspects) == [RecordPlace(9, SOURCE, 50, 0)]
+    suspects.died(at(60, epoch=9, digest=2, later=RecordPlace(12, SOURCE, 5, 0)), CRASH)  # 50 came before the barrier
     assert places(suspects) == []
 
 
@@ -346,7 +346,7 @@ def test_care_counts_from_the_last_complete_epoch() -> None:
     watcher = Watcher(box.address)
     record_by_record = RecordByRecord(box, 3, RecordByRecordMode(2), 5)
 
-    def noted(origin: int) -> tuple[Place, Place]:
+    def noted(origin: int) -> tuple[RecordPlace, RecordPlace]:
         record_by_record.next(origin)
         record_by_record.check(0, ["word"])
         note = watcher.read()
@@ -354,25 +354,25 @@ def test_care_counts_from_the_last_complete_epoch() -> None:
         assert note[:3] == (3, 0, digest_of(["word"]))
         return note.place, note.later
 
-    assert noted(1) == (Place(5, 1, 0, 0), Place(5, 1, 0, 0))
-    assert noted(2) == (Place(5, 2, 0, 0), Place(5, 2, 0, 0))
-    assert noted(1) == (Place(5, 1, 1, 0), Place(5, 1, 1, 0))
+    assert noted(1) == (RecordPlace(5, 1, 0, 0), RecordPlace(5, 1, 0, 0))
+    assert noted(2) == (RecordPlace(5, 2, 0, 0), RecordPlace(5, 2, 0, 0))
+    assert noted(1) == (RecordPlace(5, 1, 1, 0), RecordPlace(5, 1, 1, 0))
     record_by_record.passed(6)
-    assert noted(1) == (Place(5, 1, 2, 0), Place(5, 1, 2, 0))
+    assert noted(1) == (RecordPlace(5, 1, 2, 0), RecordPlace(5, 1, 2, 0))
     record_by_record.passed(7)
     assert record_by_record.completed(5)  # it is known already
     assert record_by_record.completed(6)
-    assert noted(1) == (Place(5, 1, 3, 0), Place(6, 1, 1, 0))
-    assert noted(2) == (Place(5, 2, 1, 0), Place(6, 2, 0, 0))
+    assert noted(1) == (RecordPlace(5, 1, 3, 0), RecordPlace(6, 1, 1, 0))
+    assert noted(2) == (RecordPlace(5, 2, 1, 0), RecordPlace(6, 2, 0, 0))
     assert not record_by_record.completed(7)
     record_by_record.check(0, ["word"])
     note = watcher.read()
     assert note is not None
-    assert note.place == Place(5, 2, 1, 1)
+    assert note.place == RecordPlace(5, 2, 1, 1)
 
 
 def test_care_refuses_poison_where_it_is() -> None:
-    place = Place(5, 1, 1, 0)
+    place = RecordPlace(5, 1, 1, 0)
     word, bad = digest_of(["word"]), digest_of(["bad"])
     record_by_record = RecordByRecord(
         BlackBox(), 3, RecordByRecordMode(2, {(0, word, place): "it killed"}, {(1, bad): "they kill"}), 5
@@ -392,7 +392,7 @@ def test_care_refuses_poison_where_it_is() -> None:
 
 def test_care_takes_records_that_cannot_be_encoded() -> None:
     box = BlackBox()
-    record_by_record = RecordByRecord(box, 3, RecordByRecordMode(1, {(0, 0, Place(5, 1, 0, 0)): "no"}), 5)
+    record_by_record = RecordByRecord(box, 3, RecordByRecordMode(1, {(0, 0, RecordPlace(5, 1, 0, 0)): "no"}), 5)
     record_by_record.next(1)
     record_by_record.check(1, [threading.Lock()])
     assert Watcher(box.address).read() == Note(3)

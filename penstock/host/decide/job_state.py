@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from penstock.runtime.lifecycle import Machine, State, Table
+from penstock.runtime.lifecycle import State, StateMachine, Table
 
 
 class JobState(State):
@@ -77,7 +77,7 @@ JOB: Table[JobState, JobEvent] = Table(
 )
 
 
-class JobLife(Machine[JobState, JobEvent]):
+class JobLife(StateMachine[JobState, JobEvent]):
     """The state of one job. Used by one thread; others may read `state`, `ended` and `stopping`."""
 
     __slots__ = ("_has_run", "stopping")

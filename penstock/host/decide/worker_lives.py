@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from penstock.runtime.lifecycle import Machine, State, Table
+from penstock.runtime.lifecycle import State, StateMachine, Table
 from penstock.runtime.worker.blackbox import Crash
 
 
@@ -36,7 +36,7 @@ LIFE: Table[LifeState, LifeEvent] = Table(
 )
 
 
-class _Life(Machine[LifeState, LifeEvent]):
+class _Life(StateMachine[LifeState, LifeEvent]):
     """One worker's present process, by its incarnation."""
 
     __slots__ = ("incarnation", "info")

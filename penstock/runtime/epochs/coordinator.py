@@ -41,7 +41,7 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.restore import same_tasks, savers_of
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.lifecycle import Machine, State, Table
+from penstock.runtime.lifecycle import State, StateMachine, Table
 from penstock.runtime.program.plan import Plan
 
 # In a job in which no record comes, epochs begin this many times more rarely, because an idle job should cost next to
@@ -388,7 +388,7 @@ class Coordinator:
         self.plan = plan
         self.placed = placed
         self.options = options
-        self._life = Machine(COORDINATOR, f"coordinator of job {plan.name!r}")
+        self._life = StateMachine(COORDINATOR, f"coordinator of job {plan.name!r}")
         self.epoch = 0  # the last complete epoch
         self.begun = 0  # the last epoch that was begun
         self.generation = 0

@@ -34,7 +34,7 @@ from typing import Protocol
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.exchange.channel_state import CHANNEL, ChannelState
 from penstock.runtime.exchange.message import FIRST, MORE, NUMBERS_MASK, PIECES_MAX, Head, credit
-from penstock.runtime.lifecycle import Machine
+from penstock.runtime.lifecycle import StateMachine
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.transport.base import Transport
 
@@ -94,7 +94,7 @@ class OutChannel:
         self.task = task
         self.worker = worker
         self.local = local
-        self.life = Machine(CHANNEL, f"channel {number}")
+        self.life = StateMachine(CHANNEL, f"channel {number}")
         self.receiver: Receiver | None = None
         self.credit_window = credit_window
         self.credit_limit = credit_window  # the bytes at which the sender stops

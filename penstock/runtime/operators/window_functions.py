@@ -27,7 +27,7 @@ from penstock.runtime.state.nested import NestedMap
 from penstock.runtime.state.window_records import WindowRecords
 
 #: (start, end) of a window.
-Place = tuple[Any, Any]
+WindowBounds = tuple[Any, Any]
 
 JoinHow = Literal["inner", "left", "right", "full"]
 
@@ -57,35 +57,35 @@ class Kept(ABC):
     """The values that one task keeps, for each key and window."""
 
     @abstractmethod
-    def windows(self, key: Any) -> Iterable[Place]:
+    def windows(self, key: Any) -> Iterable[WindowBounds]:
         """Returns the windows of a key for which something is kept."""
 
     @abstractmethod
-    def has(self, key: Any, window: Place) -> bool:
+    def has(self, key: Any, window: WindowBounds) -> bool:
         """Whether something is kept for a key and window."""
 
     @abstractmethod
-    def add(self, key: Any, window: Place, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
+    def add(self, key: Any, window: WindowBounds, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
         """Adds values to a window. Returns how many were added; the records of the others have failed."""
 
     @abstractmethod
-    def merge(self, key: Any, windows: list[Place], into: Place) -> None:
+    def merge(self, key: Any, windows: list[WindowBounds], into: WindowBounds) -> None:
         """Makes one window of several, or of one with other ends. When it raises, the windows are as they were."""
 
-    def try_out(self, key: Any, windows: list[Place], values: list[Value]) -> BaseException | None:
+    def try_out(self, key: Any, windows: list[WindowBounds], values: list[Value]) -> BaseException | None:
         """Returns the failure that there would be if values were added to one window of several. It changes nothing."""
         return None
 
     @abstractmethod
-    def results(self, key: Any, window: Place) -> Iterator[Any]:
+    def results(self, key: Any, window: WindowBounds) -> Iterator[Any]:
         """Yields the results of a window so far."""
 
     @abstractmethod
-    def close(self, key: Any, window: Place) -> None:
+    def close(self, key: Any, window: WindowBounds) -> None:
         """Forgets a window."""
 
     @abstractmethod
-    def all_windows(self) -> Iterator[tuple[Any, Place]]:
+    def all_windows(self) -> Iterator[tuple[Any, WindowBounds]]:
         """Yields everything for which something is kept, as (key, window)."""
 
     @property
@@ -141,16 +141,16 @@ class _Accumulated(Kept):
         self._aggregate = aggregate
         self._map = NestedMap("windows", context.epochs)
 
-    def windows(self, key: Any) -> Iterable[Place]:
+    def windows(self, key: Any) -> Iterable[WindowBounds]:
         return self._map.of(key)
 
-    def has(self, key: Any, window: Place) -> bool:
+    def has(self, key: Any, window: WindowBounds) -> bool:
         return window in self._map.of(key)
 
-    def all_windows(self) -> Iterator[tuple[Any, Place]]:
+    def all_windows(self) -> Iterator[tuple[Any, WindowBounds]]:
         return ((key, window) for key, windows in self._map.values.items() for window in windows)
 
-    def add(self, key: Any, window: Place, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
+    def add(self, key: Any, window: WindowBounds, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
         aggregate = self._aggregate
         state = aggregate.new_state()
         known = self._map.of(key)
@@ -171,7 +171,7 @@ class _Accumulated(Kept):
             self._map.set(key, window, state[window])
         return len(values) - failed
 
-    def merge(self, key: Any, windows: list[Place], into: Place) -> None:
+    def merge(self, key: Any, windows: list[WindowBounds], into: WindowBounds) -> None:
         state = self._aggregate.new_state()
         known = self._map.of(key)
         partials = [known[window] for window in windows]
@@ -182,7 +182,7 @@ class _Accumulated(Kept):
             self._map.remove(key, window)
         self._map.set(key, into, state[into])
 
-    def try_out(self, key: Any, windows: list[Place], values: list[Value]) -> BaseException | None:
+    def try_out(self, key: Any, windows: list[WindowBounds], values: list[Value]) -> BaseException | None:
         aggregate, known = self._aggregate, self._map.of(key)
         state = aggregate.new_state()
         partials = [known[window] for window in windows]
@@ -197,10 +197,10 @@ class _Accumulated(Kept):
             return error
         return None
 
-    def results(self, key: Any, window: Place) -> Iterator[Any]:
+    def results(self, key: Any, window: WindowBounds) -> Iterator[Any]:
         yield self._aggregate.result(self._map.of(key)[window])
 
-    def close(self, key: Any, window: Place) -> None:
+    def close(self, key: Any, window: WindowBounds) -> None:
         self._map.remove(key, window)
 
     @property
@@ -226,29 +226,29 @@ class _Buffered(Kept):
     def __init__(self, context: StageContext) -> None:
         self._records = WindowRecords(context.epochs)
 
-    def windows(self, key: Any) -> Iterable[Place]:
+    def windows(self, key: Any) -> Iterable[WindowBounds]:
         return self._records.values.get(key) or ()
 
-    def has(self, key: Any, window: Place) -> bool:
+    def has(self, key: Any, window: WindowBounds) -> bool:
         return window in self._records.values.get(key, ())
 
-    def all_windows(self) -> Iterator[tuple[Any, Place]]:
+    def all_windows(self) -> Iterator[tuple[Any, WindowBounds]]:
         return ((key, window) for key, windows in self._records.values.items() for window in windows)
 
-    def add(self, key: Any, window: Place, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
+    def add(self, key: Any, window: WindowBounds, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
         self._records.add(key, window, values)
         return len(values)
 
-    def merge(self, key: Any, windows: list[Place], into: Place) -> None:
+    def merge(self, key: Any, windows: list[WindowBounds], into: WindowBounds) -> None:
         for window in windows:
             self._records.move(key, window, into)
 
-    def values(self, key: Any, window: Place) -> list[Value]:
+    def values(self, key: Any, window: WindowBounds) -> list[Value]:
         """Returns the values of a window by their times, and in the order in which they came where these are equal."""
         values = self._records.values[key][window]
         return values if values[0][1] is None else sorted(values, key=itemgetter(1))
 
-    def close(self, key: Any, window: Place) -> None:
+    def close(self, key: Any, window: WindowBounds) -> None:
         self._records.remove(key, window)
 
     @property
@@ -275,7 +275,7 @@ class Collected(WindowFunction):
 
 
 class _Collected(_Buffered):
-    def results(self, key: Any, window: Place) -> Iterator[Any]:
+    def results(self, key: Any, window: WindowBounds) -> Iterator[Any]:
         yield [record for _, _, record in self.values(key, window)]
 
 
@@ -286,7 +286,7 @@ class WindowContext:
     def __init__(self, operator: str, side: dict[str, list[Any]], state: NestedMap) -> None:
         self.operator = operator
         self.key: Any = None
-        self.window: Place = (None, None)
+        self.window: WindowBounds = (None, None)
         self.mark: int | None = None
         self._side = side
         self._state = state
@@ -339,18 +339,18 @@ class _Processed(_Buffered):
     def end(self) -> None:
         self._own.close()
 
-    def results(self, key: Any, window: Place) -> Iterator[Any]:
+    def results(self, key: Any, window: WindowBounds) -> Iterator[Any]:
         self.user.key, self.user.window = key, window
         outputs = self._own.fn(self.user, key, window, [record for _, _, record in self.values(key, window)])
         return iter(() if outputs is None else outputs)
 
-    def merge(self, key: Any, windows: list[Place], into: Place) -> None:
+    def merge(self, key: Any, windows: list[WindowBounds], into: WindowBounds) -> None:
         super().merge(key, windows, into)
         for window in windows:  # of several sessions that become one, the state of the last one is kept
             if window in self._state.of(key):
                 self._state.set(key, into, self._state.remove(key, window))
 
-    def close(self, key: Any, window: Place) -> None:
+    def close(self, key: Any, window: WindowBounds) -> None:
         super().close(key, window)
         if window in self._state.of(key):
             self._state.remove(key, window)
@@ -393,7 +393,7 @@ class _Joined(_Buffered):
         self._keep_left = function.how in ("left", "full")
         self._keep_right = function.how in ("right", "full")
 
-    def results(self, key: Any, window: Place) -> Iterator[Any]:
+    def results(self, key: Any, window: WindowBounds) -> Iterator[Any]:
         values = self.values(key, window)
         lefts = [record for port, _, record in values if port == 0]
         rights = [record for port, _, record in values if port == 1]

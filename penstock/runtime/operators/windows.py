@@ -34,7 +34,7 @@ from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Sessi
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.operators.pieces import in_pieces
 from penstock.runtime.operators.side_outputs import declared
-from penstock.runtime.operators.window_functions import Aggregating, OwnAggregate, Place, WindowFunction
+from penstock.runtime.operators.window_functions import Aggregating, OwnAggregate, WindowBounds, WindowFunction
 from penstock.runtime.operators.windowing import LATE
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
@@ -271,7 +271,7 @@ class _Windows(Stage):
                 yield from self._merged(key, merged, place)
         yield from self._add(key, place, run)
 
-    def _merged(self, key: Any, merged: list[Place], into: Place) -> Iterator[Any]:
+    def _merged(self, key: Any, merged: list[WindowBounds], into: WindowBounds) -> Iterator[Any]:
         """Yields the results of sessions that have become one, to take them back."""
         said = self._said.of(key)
         since, fired = 0, False
@@ -304,7 +304,7 @@ class _Windows(Stage):
             number += 1
         self._counts.set(key, 0, number)
 
-    def _add(self, key: Any, place: Place, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
+    def _add(self, key: Any, place: WindowBounds, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
         """Adds records to a window, and yields the results that this makes leave."""
         fired, since, result = self._said.of(key).get(place, (False, 0, None))
         at = 0
@@ -332,7 +332,7 @@ class _Windows(Stage):
         if self._early_s is not None and since and (key, place) not in self._due:
             self._due.add((key, place), self.context.wall() + self._early_s)
 
-    def _await_end(self, key: Any, place: Place, begun: Collection[int | None] = ()) -> None:
+    def _await_end(self, key: Any, place: WindowBounds, begun: Collection[int | None] = ()) -> None:
         """Notes when a window ends. `begun`: where the sessions began that it was made of."""
         start, end = place
         assert start is not None
@@ -348,7 +348,7 @@ class _Windows(Stage):
 
     # --- results -----------------------------------------------------------------------------------------------
 
-    def _results(self, key: Any, place: Place) -> Iterator[Any]:
+    def _results(self, key: Any, place: WindowBounds) -> Iterator[Any]:
         """Yields the results of a window, and takes back results that have changed."""
         if self._kept_user is not None:
             self._kept_user.mark = self._watermark
@@ -409,7 +409,7 @@ class _Windows(Stage):
             elif at < place[1] + self._lateness:
                 ends.add(place[1] + self._lateness, (key, place))
 
-    def _forget(self, key: Any, place: Place) -> None:
+    def _forget(self, key: Any, place: WindowBounds) -> None:
         self._kept.close(key, place)
         if place in self._said.of(key):
             self._said.remove(key, place)
@@ -435,7 +435,7 @@ class _Windows(Stage):
             self._due.clear()
             yield from in_pieces(result for key, place in places for result in self._results(key, place))
 
-    def _has_more_to_say(self, key: Any, place: Place) -> bool:
+    def _has_more_to_say(self, key: Any, place: WindowBounds) -> bool:
         """Whether something has come since the last early result."""
         if self._early_count is not None:
             return bool(self._said.of(key).get(place, (False, 0, None))[1])
@@ -484,17 +484,17 @@ class _Due:
     """The windows that are to have an early result, and when."""
 
     def __init__(self) -> None:
-        self._times: dict[tuple[Any, Place], float] = {}
+        self._times: dict[tuple[Any, WindowBounds], float] = {}
         self._agenda = Agenda(lambda time, window: self._times.get(window) == time)
 
-    def __contains__(self, window: tuple[Any, Place]) -> bool:
+    def __contains__(self, window: tuple[Any, WindowBounds]) -> bool:
         return window in self._times
 
-    def add(self, window: tuple[Any, Place], time: float) -> None:
+    def add(self, window: tuple[Any, WindowBounds], time: float) -> None:
         self._times[window] = time
         self._agenda.add(time, window)
 
-    def remove(self, window: tuple[Any, Place]) -> float | None:
+    def remove(self, window: tuple[Any, WindowBounds]) -> float | None:
         """Removes a window if it is there. Returns its time."""
         return self._times.pop(window, None)
 
@@ -503,12 +503,12 @@ class _Due:
         first = self._agenda.first()
         return None if first is None else first[0]
 
-    def take(self) -> tuple[Any, Place]:
+    def take(self) -> tuple[Any, WindowBounds]:
         """Removes the window that is due first, which `first` has found, and returns it."""
         first = self._agenda.first()
         assert first is not None
         self._agenda.pop()
-        window: tuple[Any, Place] = first[2]
+        window: tuple[Any, WindowBounds] = first[2]
         del self._times[window]
         return window
 

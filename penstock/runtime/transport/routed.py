@@ -25,7 +25,7 @@ _NO_RDMA = Abilities("", "nobody has looked for RDMA")
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerPlace:
     """Where a worker is, as its address says: the id of its machine, the address of each of its transports, and what
     its machine has for RDMA."""
 
@@ -35,7 +35,7 @@ class Place:
     abilities: Abilities
 
     @classmethod
-    def of(cls, address: str) -> Place:
+    def of(cls, address: str) -> WorkerPlace:
         """Returns the place that an address names."""
         found = json.loads(address)
         return cls(found["machine"], found["memory"], found["networks"], Abilities(**found["abilities"]))
@@ -87,7 +87,7 @@ class RoutedTransport(PeerTransport):
     def address(self) -> str:
         """See PeerTransport, also for the methods that follow."""
         networks = {kind: far.address for kind, far in self._networks.items()}
-        return Place(self._machine, self._near.address, networks, self._abilities).address
+        return WorkerPlace(self._machine, self._near.address, networks, self._abilities).address
 
     @property
     def ring_bytes(self) -> int:
@@ -97,7 +97,7 @@ class RoutedTransport(PeerTransport):
         for worker, address in addresses.items():
             if worker in self._by_worker:
                 continue
-            place = Place.of(address)
+            place = WorkerPlace.of(address)
             if place.machine == self._machine:
                 self._near.connect({worker: place.memory})
                 self._by_worker[worker] = self._near

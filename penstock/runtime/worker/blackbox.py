@@ -62,7 +62,7 @@ _BYTES = 1024 * 1024  # room for the stacks of a hundred threads; the kernel giv
 SOURCE, MADE = -1, -2
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """The place of a record: since the task continued from `epoch`, `sequence` records had come from `origin` before
     the record at hand, and the operators before this one had made `nth` records of it."""
 
@@ -72,7 +72,7 @@ class Place(NamedTuple):
     nth: int
 
 
-_NOWHERE = Place(0, 0, 0, 0)
+_NOWHERE = RecordPlace(0, 0, 0, 0)
 
 
 class Note(NamedTuple):
@@ -83,8 +83,8 @@ class Note(NamedTuple):
     task: int
     operator: int = 0
     digest: int = 0
-    place: Place = _NOWHERE
-    later: Place = _NOWHERE
+    place: RecordPlace = _NOWHERE
+    later: RecordPlace = _NOWHERE
 
 
 class Crash(NamedTuple):
@@ -200,7 +200,9 @@ class Watcher:
             return None
         if not digest:
             return Note(task - 1)
-        return Note(task - 1, operator, digest, Place(epoch, origin, sequence, nth), Place(later, origin, left, nth))
+        return Note(
+            task - 1, operator, digest, RecordPlace(epoch, origin, sequence, nth), RecordPlace(later, origin, left, nth)
+        )
 
     def doing(self) -> str:
         """Returns the action of the worker beside records, as words that follow "died", or ""."""
@@ -262,7 +264,7 @@ class RecordByRecordMode(NamedTuple):
     why: at one place, by (operator, digest, place), or wherever they come, by (operator, digest)."""
 
     epochs: int = CALM_EPOCHS
-    places: dict[tuple[int, int, Place], str] = {}  # noqa: RUF012 - never written to
+    places: dict[tuple[int, int, RecordPlace], str] = {}  # noqa: RUF012 - never written to
     values: dict[tuple[int, int], str] = {}  # noqa: RUF012
 
 
@@ -288,8 +290,8 @@ class RecordByRecord:
         """Notes that the next record from this origin is at hand."""
         sequence = self._counts.get(origin, 0)
         self._counts[origin] = sequence + 1
-        self._place = Place(self._epoch, origin, sequence, 0)
-        self._later = Place(self._complete, origin, sequence - self._complete_at.get(origin, 0), 0)
+        self._place = RecordPlace(self._epoch, origin, sequence, 0)
+        self._later = RecordPlace(self._complete, origin, sequence - self._complete_at.get(origin, 0), 0)
         self._nth.clear()
 
     def check(self, operator: int, batch: Batch) -> None:
@@ -345,7 +347,7 @@ class _Doubt:
 
     deaths: int = 0
     epochs_left: int = CALM_EPOCHS
-    places: dict[tuple[int, int, Place], _Guilt] = field(default_factory=dict)
+    places: dict[tuple[int, int, RecordPlace], _Guilt] = field(default_factory=dict)
     crashes: dict[tuple[int, int], int] = field(default_factory=dict)  # by (operator, digest), at all places
     proven: set[tuple[int, int]] = field(default_factory=set)  # poison at some place, as crashes alone have proved
     values: dict[tuple[int, int], str] = field(default_factory=dict)  # poison at every place
@@ -360,7 +362,7 @@ class _Doubt:
         places = {}
         for (operator, digest, at), guilt in self.places.items():
             if at.epoch == place.epoch and at.origin == place.origin and at.sequence >= fewer:
-                moved = Place(later.epoch, at.origin, at.sequence - fewer, at.nth)
+                moved = RecordPlace(later.epoch, at.origin, at.sequence - fewer, at.nth)
                 places[operator, digest, moved] = guilt
             elif at.epoch == later.epoch:
                 places[operator, digest, at] = guilt

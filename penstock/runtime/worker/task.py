@@ -35,7 +35,7 @@ from typing import Any
 from penstock.runtime.event_time.watermark import END_OF_TIME, Watermark, Watermarks
 from penstock.runtime.exchange.channel import InChannel
 from penstock.runtime.exchange.inbox import Inbox
-from penstock.runtime.lifecycle import Machine
+from penstock.runtime.lifecycle import StateMachine
 from penstock.runtime.operators.base import Stage
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.operators.step_size import STEP_NS, StepSize
@@ -123,7 +123,7 @@ class Task:
         self.outputs = TaskOutputs(self.passage, clock, options.shared_batches)
         self.logs = self.outputs.logs
         self.stopwatch = options.steps.stopwatch or perf_counter_ns
-        self._life = Machine(TASK, f"task {name}")
+        self._life = StateMachine(TASK, f"task {name}")
         self.queued = 0  # the number of records in the inbox
         self.busy_ns = 0
         self.cpu_ns = self.waits_ns = self.threads_ns = 0  # see ProcessorTime, which sets them
