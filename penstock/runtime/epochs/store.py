@@ -212,9 +212,18 @@ class Store:
 
     def _write(self, name: str, views: Sequence[memoryview], flush: bool) -> None:
         """Writes a file, and its copy if it has one. With `flush`, the file itself is flushed to the disk."""
-        for one in self._files_of(name):
+
+        def write(one: str) -> None:
             with self._trying("write", one):
                 self._files.write(one, views, flush and one == name)
+
+        names = self._files_of(name)
+        if self._files.remote and len(names) > 1:  # at the same time, because most of a request's time is waiting
+            with ThreadPoolExecutor(len(names)) as pool:
+                list(pool.map(write, names))
+        else:
+            for one in names:
+                write(one)
 
     def _files_of(self, name: str) -> tuple[str, ...]:
         """Returns the names of a file and of its copy. A blob of an object store has no copy."""
