@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Container, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -973,15 +973,15 @@ def _merged_for_all_that_follows() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/store.py", Seeds(2, lambda faults: faults.collects > 0 and _several_epochs(faults))
+    "penstock/runtime/epochs/store.py", Seeds(11, lambda faults: faults.collects > 0 and _several_epochs(faults))
 )
 def _bases_are_deleted() -> Any:
     """What is deleted is decided by the last snapshot of each task alone, not by those that it builds on."""
     collect = Store._collect
 
-    def forgetful(self: Store, keep: int) -> int:
+    def forgetful(self: Store, keep: int, spare: Container[str]) -> int:
         with mock.patch.object(Manifest, "blobs", lambda self: (task.blobs[-1] for task in self.tasks)):
-            return collect(self, keep)
+            return collect(self, keep, spare)
 
     return _patch(Store, "_collect", forgetful)
 

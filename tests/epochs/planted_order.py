@@ -3,15 +3,13 @@ tests/planting.py. All of them are events of one JobHost, so the simulated clust
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 from penstock.bridge.commands import DivertTasks, WorkerCommand
 from penstock.bridge.paradigm_scheduler import ParadigmScheduler
 from penstock.host.decide.job_host import JobHost
-from penstock.runtime.program.plan import Plan
 from tests.epochs.sim import Faults
 from tests.planting import Seeds, Test, planted_fault
 
@@ -47,7 +45,7 @@ def _messages_to_the_dead() -> Any:
     return _patch(JobHost, "_call_for_scheduler", whoever)
 
 
-@planted_fault(_HOST, Seeds(3, lambda faults: faults.diversions > 0 and faults.kills > 0))
+@planted_fault(_HOST, Seeds(5, lambda faults: faults.diversions > 0 and faults.kills > 0))
 def _a_death_is_an_answer() -> Any:
     """A worker that dies before it has diverted its tasks counts as one that has."""
     not_done = JobHost._not_done
@@ -58,25 +56,6 @@ def _a_death_is_an_answer() -> Any:
         not_done(self, command, why, now)
 
     return _patch(JobHost, "_not_done", done)
-
-
-# --- a switch and a rescale -------------------------------------------------------------------------------------------
-
-
-@planted_fault(_HOST, Seeds(149, lambda faults: _decides(faults) and faults.rescales > 0))
-def _the_scheduler_hears_late_of_a_plan() -> Any:
-    """The scheduler hears of another plan when its tasks are connected, and decides by the old plan until then."""
-    adopt, connect = JobHost._adopt, JobHost._connect_tasks
-
-    def silently(self: JobHost, plan: Plan, placed: dict[int, int], now: float) -> None:
-        with mock.patch.object(JobHost, "_schedule", return_value=None):
-            adopt(self, plan, placed, now)
-
-    def and_tell(self: JobHost, command: Any, now: float) -> None:
-        connect(self, command, now)
-        self._schedule(lambda scheduler: scheduler.plan_changed(self.plan), now)
-
-    return _both(_patch(JobHost, "_adopt", silently), _patch(JobHost, "_connect_tasks", and_tell))
 
 
 # --- switches among each other, and the end ---------------------------------------------------------------------------
@@ -114,9 +93,3 @@ def _a_fault_of_the_scheduler_ends_the_job() -> Any:
         event(self._scheduler)
 
     return _patch(JobHost, "_schedule", carelessly)
-
-
-@contextlib.contextmanager
-def _both(one: Any, other: Any) -> Iterator[None]:
-    with one, other:
-        yield

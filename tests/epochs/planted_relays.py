@@ -26,13 +26,13 @@ def _relays_die(faults: Faults) -> bool:
     return faults.nodes > 1 and faults.relay_kills > 0
 
 
-@planted_fault(RELAY, Seeds(227, _relays_die))
+@planted_fault(RELAY, Seeds(78, _relays_die))
 def _delivered_before_the_workers_have_it() -> Any:
     """A relay tells the root that everything is delivered that it has itself."""
     return mock.patch.object(relay_module._Stream, "undelivered", property(lambda self: self.log.next))
 
 
-@planted_fault(RELAY, Seeds(2, _several))
+@planted_fault(RELAY, Seeds(61, _several))
 def _a_worker_behind_is_forgotten() -> Any:
     """What a worker had no room for is not kept."""
     process = Relay._process
@@ -63,19 +63,19 @@ def _sorted_as(taken_for_next: Turn) -> Any:
     return mock.patch.object(InChannel, "sort", careless)
 
 
-@planted_fault(CHANNEL, Seeds(2, _several))
+@planted_fault(CHANNEL, Seeds(8, _several))
 def _what_comes_twice_is_taken_twice() -> Any:
     """A receiver takes what has come by the other way already."""
     return _sorted_as(Turn.OLD)
 
 
-@planted_fault(CHANNEL, Seeds(80, _several))
+@planted_fault(CHANNEL, Seeds(78, _several))
 def _what_comes_early_is_taken_at_once() -> Any:
     """A receiver does not wait for what is still to come by the other way."""
     return _sorted_as(Turn.EARLY)
 
 
-@planted_fault("penstock/runtime/relaying/root.py", Seeds(2, _relays_die))
+@planted_fault("penstock/runtime/relaying/root.py", Seeds(61, _relays_die))
 def _nobody_looks_at_channels_that_repeat() -> Any:
     """A channel that leaves a stream repeats entries only when its task has something to send."""
     withdraw = RootStream._withdraw
