@@ -115,7 +115,7 @@ def _drop_at_acknowledgement() -> Any:
     return _patch(Participant, "_write", early)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(27, _somebody_dies))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(29, _somebody_dies))
 def _no_second_end() -> Any:
     """What a channel sends again leaves out its end, which its receiver had before."""
     connect = OutLog.connect

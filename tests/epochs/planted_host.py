@@ -155,7 +155,7 @@ def _request_forgotten() -> Any:
     return _patch("_replan", careless)
 
 
-@planted_fault(HOST, Seeds(100, lambda faults: faults.hangs > 0 and faults.kills > 2))
+@planted_fault(HOST, Seeds(21, lambda faults: faults.hangs > 0 and faults.kills > 2))
 def _another_is_killed() -> Any:
     """A process is killed because an earlier one of its worker hung."""
 
