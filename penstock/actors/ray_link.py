@@ -151,8 +151,9 @@ class RayLink:
         return found
 
     def release(self) -> None:
-        """See JobLink. A JobMaster that does not answer is watched until it does, so that it is killed if it hangs."""
-        call = self.handle.release.options(max_task_retries=0).remote(self._driver)
+        """See JobLink. A JobMaster that does not answer is watched until it does, so that it is killed if it hangs. One
+        that dies meanwhile comes to the end of the job again before its next life answers."""
+        call = self.handle.release.remote(self._driver)
         if not ray.wait([call], timeout=_RELEASE_S)[0]:
             threading.Thread(target=self._watch_release, args=(call,), name="penstock-release", daemon=True).start()
 

@@ -49,3 +49,15 @@ def test_notes_are_with_the_head_of_the_cluster(cluster: str, fresh_name: Callab
     notes.forget()
     notes.forget()
     assert not notes.noted("cancel")
+
+
+def test_that_a_job_has_ended_is_not_forgotten() -> None:
+    """A JobMaster that is killed after it has deleted the job's epochs must not run the job anew in its next life."""
+    memory = Dict()
+    first, next_life = (Notes("job", "actor 1", memory) for _ in range(2))
+    first.note("epochs")
+    first.note("ended")
+    first.forget()
+    assert not next_life.noted("epochs")
+    assert next_life.noted("ended")
+    assert not Notes("job", "actor 2", memory).noted("ended"), "the next job of this name"

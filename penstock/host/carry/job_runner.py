@@ -298,7 +298,9 @@ class JobRunner:
         self._note("cancel")
 
     def release(self, driver: Driver) -> None:
-        """Notes that a driver has fetched its results after the job's end. The runner ends after the last driver."""
+        """Notes that a driver has fetched its results after the job's end. The runner ends after the last driver. A
+        runner that was started again comes to the end of the job first: the driver must not go on before."""
+        self.ended.wait()
         if self._drivers.has_all(driver):
             self._remove_epochs()
             self._drivers.wake()
@@ -614,6 +616,8 @@ class JobRunner:
         the job's end if the job is over before it has begun, else None."""
         options, opening, carrier = self.options, self._opening, self._carrier
         if carrier.again:
+            if carrier.notes.noted("ended"):
+                return JobEnd("FINISHED")
             if carrier.notes.noted("stop"):
                 self.stop()
             if carrier.notes.noted("cancel"):
@@ -1001,6 +1005,7 @@ class JobRunner:
             end, store = self._end, self.options.store
             if store is None or not self._opening.locks_store or self._removed or end is None or end.state == "FAILED":
                 return
+            self._note("ended")
             self._in_time("note that the job has ended", lambda: self._note_the_end(end.state))
             if self._keeper is not None:
                 self._keeper.wait(_KEEPER_END_S)  # it may still be writing

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-#: "epochs": an epoch was complete, so sinks may have committed. "stop", "cancel": somebody has asked for this.
-Note = Literal["epochs", "stop", "cancel"]
-_ALL: tuple[Note, ...] = ("epochs", "stop", "cancel")
+#: "epochs": an epoch was complete, so sinks may have committed. "stop", "cancel": somebody has asked for this. "ended":
+#: the job has ended and its drivers have what they want, so a later life must do nothing. Another job may use the
+#: folders of its sinks by then.
+Note = Literal["epochs", "stop", "cancel", "ended"]
+_FORGOTTEN: tuple[Note, ...] = ("epochs", "stop", "cancel")
 
 
 class Memory(Protocol):
@@ -42,8 +44,10 @@ class Notes:
         return self._memory.get(self._key(what)) == self._actor
 
     def forget(self) -> None:
-        """Removes all notes, because there will be no later life."""
-        for what in _ALL:
+        """Removes all notes but "ended", because there should be no later life. If this process is killed before it
+        has left, there is one, and it must not find that nothing was ever done. The next job of this name replaces the
+        note."""
+        for what in _FORGOTTEN:
             self._memory.delete(self._key(what))
 
     def _key(self, what: Note) -> str:
