@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--limit", type=float, default=240, metavar="S", help="with --quick: seconds for each of several (240)"
     )
     parser.add_argument(
-        "--within", type=float, default=1080, metavar="S", help="with --quick: seconds after which none begins (1080)"
+        "--within", type=float, default=1500, metavar="S", help="with --quick: seconds after which none begins (1500)"
     )
     parser.add_argument("--runs", type=int, metavar="N", help="rounds of each measurement; medians are shown (5)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (benchmarks/results[/quick])")
