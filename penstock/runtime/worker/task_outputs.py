@@ -75,27 +75,24 @@ class TaskOutputs:
 
     def emit(self, batch: Batch) -> None:
         """Takes a batch that has passed all stages. It is sent by `flush`."""
+        self._emit_to(self._main, batch, len(self._passage.stages))
+
+    def _emit_to(self, outputs: list[Output], batch: Batch, first: int) -> None:
+        """Gives a batch to outputs. `first`: see `_emit_noted`."""
         noting = self._passage.record_by_record
         if noting is not None:
-            self._emit_noted(noting, batch, self._main, len(self._passage.stages))
+            self._emit_noted(noting, batch, outputs, first)
         elif self._shared_batches is not None:
-            self._emit_checked(self._shared_batches, batch, self._main)
+            self._emit_checked(self._shared_batches, batch, outputs)
         else:
-            for output in self._main:
+            for output in outputs:
                 output.emit(batch, self._passage.stamp)
 
     def _emit_sides(self) -> None:
         position = len(self._passage.stages) + len(self._main)
         for records, outputs in self._sides:
             if records:
-                noting = self._passage.record_by_record
-                if noting is not None:
-                    self._emit_noted(noting, records[:], outputs, position)
-                elif self._shared_batches is not None:
-                    self._emit_checked(self._shared_batches, records[:], outputs)
-                else:
-                    for output in outputs:
-                        output.emit(records[:], self._passage.stamp)
+                self._emit_to(outputs, records[:], position)
                 for output in outputs:
                     output.flush()
                 records.clear()
