@@ -365,7 +365,7 @@ class JobRunner:
 
     def stop_with_savepoint(self, url: str) -> None:
         """Ends the job at an epoch, which is saved in a place that the user has named. Returns when the savepoint is
-        written and the job has ended. A driver may call this again when the host of the job has died meanwhile."""
+        written and the job is about to end. A driver may call this again when the host of the job has died since."""
 
         def begin() -> None:
             try:
@@ -1034,18 +1034,18 @@ class JobRunner:
 
         self._in_time("delete what the job has begun to write", destroy)
 
-    def _note(self, standing_request: Note) -> None:
-        """Notes a driver's request where a JobMaster that Ray starts again finds it, because the driver may have gone
-        by then. Until this has returned, the driver repeats the request itself when the JobMaster dies."""
+    def _note(self, what: Note) -> None:
+        """Makes a note where a JobMaster that Ray starts again finds it. A driver that has asked for something may have
+        gone by then. Until this has returned, the driver repeats its request when the JobMaster dies."""
         if self.options.store is None:  # the job ends with its JobMaster
             return
         try:
-            self._carrier.notes.note(standing_request)
+            self._carrier.notes.note(what)
         except Exception as error:  # whatever the carrier's store of notes raises
             logger.warning(
-                "job %s: the request to %s could not be noted, and is lost if the JobMaster dies now: %s",
+                "job %s: the note %r could not be made, and is missing if the JobMaster dies now: %s",
                 self._name,
-                standing_request,
+                what,
                 first_line(error),
             )
 

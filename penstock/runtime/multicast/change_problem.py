@@ -1,4 +1,4 @@
-"""The problem of changing a tree with the fewest changes of parents, as plain data (least_change.py).
+"""The problem of changing a tree with few changes of parents, as plain data (least_change.py).
 
 The new tree has known *places*. Places 0 to `full` - 1 are those of the full layers, in the order in which Algorithm 1
 fills them; place 0 is the root's. A solution is the list of the nodes in these places, the *occupants*. All other nodes
