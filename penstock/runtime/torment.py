@@ -7,8 +7,7 @@ A run of a job may divide the records into other batches and among other numbers
 between any two steps, and may stop an operator because its outputs have no room. An operator that is right does not
 show any of this. Each run here is one such course, made by chance from a seed.
 
-It must never blame chance: a run is repeated exactly by its seed. And a failure must say what to change, so each of
-the conditions of a run that has failed is tried alone, to find the one that matters.
+It must never blame chance: a run is repeated exactly by its seed. And a failure must say what the run was like.
 """
 
 from __future__ import annotations
@@ -140,61 +139,6 @@ def _way(seed: int, tasks: list[int]) -> _Way:
     )
 
 
-#: The conditions of a run, and what to say when it is this condition that changes the results.
-_CONDITIONS: list[tuple[str, str]] = [
-    (
-        "goes_back",
-        "the results change when the tasks go back to an epoch: something is kept where no epoch saves it, such as an "
-        "attribute of a ProcessFunction or of an object that is called like a function, or a variable of a module. "
-        "What it had is lost with the tasks, or counts twice. Keep it in the state of a key: ctx.set(...), "
-        "ctx.value_state(...), ctx.list_state(...), ctx.map_state(...)",
-    ),
-    (
-        "batches",
-        "the results depend on which records are processed together. A function of map_batches must give the same "
-        "results for each record whatever batch it is in; count or sum over records in a keyed operator. A function "
-        "must return a new object for each record, not one object that it changes for the next; and it must return a "
-        "list, not a generator that is read when the next records have come. Two operators emit for each batch without "
-        'being wrong: an aggregate with emit="latest", and a window that late records change; compare only their '
-        "last results with last_by=, or let out_of_orderness_s cover the disorder of the records",
-    ),
-    (
-        "sharing",
-        "the results change when the tasks are in one worker: a function changes a record that another operator has "
-        "too. Change a copy, or return a new record",
-    ),
-    (
-        "tasks",
-        "the results depend on the number of tasks: something is kept for all records of a task, such as an attribute "
-        "of a ProcessFunction, and each task sees only some of the records. Keep it in the state of a key, and choose "
-        "with key_by which records belong together; or give the operator parallelism=1",
-    ),
-    (
-        "interleaved",
-        "the results depend on the order in which the records of several inputs come, which no job promises. Keep in "
-        "state what has come too early, until what it waits for is there; or give interleave=False, if the first "
-        "input is always complete before the second begins",
-    ),
-    (
-        "crowded",
-        "the results depend on whether other records are on their way at the same time, so that they are processed "
-        "together, or come in another order. A job promises order only among the records that go from one task to "
-        "another",
-    ),
-    (
-        "chained",
-        "the results change when the operators are tasks of their own: a record or a result does not survive the way "
-        "to another task as it is, or an operator shares an object with the next one. Emit plain data (numbers, text, "
-        "tuples, dicts, dataclasses), and return new objects, and lists in place of generators",
-    ),
-    (
-        "small_window",
-        "the results change when an operator must wait with its outputs: a generator of results, which is read piece "
-        "by piece, uses something that others change meanwhile. Let it use its own record and the state of its key",
-    ),
-]
-
-
 class _Harness:
     """Runs the flow on its ways, and compares."""
 
@@ -229,7 +173,7 @@ class _Harness:
             if problem is not None:
                 what, error = problem
                 raise AssertionError(
-                    f"torment(): {what}\nThe run with seed {each} has: {way.words()}.\nWhat to do: {self._advice(way)}."
+                    f"torment(): {what}\nThe run with seed {each} has: {way.words()}."
                     f"\nRepeat this run with torment(..., runs=1, seed={each})."
                 ) from error
         return results
@@ -243,31 +187,13 @@ class _Harness:
         wrong = self._comparing.compare(results)
         return None if wrong is None else (wrong, None)
 
-    def _advice(self, way: _Way) -> str:
-        """Tries the conditions of a run one by one, and returns the advice for the first one that changes the results
-        alone. When none does, returns the advice for all of them."""
-        if self._problem(self._plain) is not None:
-            return (
-                "the results change even when the plain run is repeated: they depend on chance, on the clock, or on "
-                "something that outlives a run, such as a variable of a module or an attribute of a class. Keep it in "
-                "the state of a key, and take times from the records, or from ctx.now_ms() where they are no part of "
-                "the results"
-            )
-        advice = {name: text for name, text in _CONDITIONS if getattr(way, name) != getattr(self._plain, name)}
-        for name, text in advice.items():
-            alone: dict[str, Any] = {"seed": way.seed, name: getattr(way, name)}
-            if self._problem(replace(self._plain, **alone)) is not None:
-                return text
-        return "only several of its conditions together change the results. " + ". Or: ".join(advice.values())
-
     def _run(self, way: _Way) -> list[Any]:
         # A function may change the records that it gets, so each run has copies.
         inputs = {name: [copied(record) for record in records] for name, records in self._inputs.items()}
         return simulate(self._flows[way.chained], inputs, way.tasks, self._course(way))[_RESULTS]
 
     def _course(self, way: _Way) -> Course:
-        """Returns the course of a run. Each condition has chances of its own, so that it is the same when it is tried
-        alone."""
+        """Returns the course of a run."""
         sizes, window, order = (Random(f"{what} {way.seed}") for what in ("sizes", "window", "order"))
         turns = [
             name
