@@ -12,14 +12,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.watermark import duration_ms
 from penstock.runtime.mistakes import checks_options
 from penstock.runtime.units import whole
 
+# The start and the end of a window: numbers of ms or of records. Only the global window has None.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
 
-class Window:
+    Bound_co = WithDefault("Bound_co", covariant=True, default=Any)
+else:
+    Bound_co = TypeVar("Bound_co", covariant=True)
+
+
+class Window(Generic[Bound_co]):
     """The common part of all kinds of windows."""
 
     in_event_time = True  # whether its windows end at a time, when the watermark has reached it
@@ -31,7 +40,7 @@ class Window:
 
 
 @checks_options
-class Sliding(Window):
+class Sliding(Window[int]):
     """Windows of `size_s` seconds, of which one begins every `slide_s` seconds, aligned to `offset_s` after 1970. All
     three are seconds or timedeltas. The starts and ends of windows are in milliseconds since 1970, like all times."""
 
@@ -92,7 +101,7 @@ _GAP_PART = 100
 
 
 @checks_options
-class Session(Window):
+class Session(Window[int]):
     """Sessions of a key: a session ends when no record has come whose time is less than `gap_s` seconds (or a
     timedelta) after the one before. It is the window [first time, last time + gap)."""
 
@@ -108,7 +117,7 @@ class Session(Window):
 
 
 @checks_options
-class CountWindow(Window):
+class CountWindow(Window[int]):
     """Windows of `size` records of a key, of which one begins every `slide` records (None: one after the other). The
     records count in the order in which they come. Windows that are not full when the input ends have no result."""
 
@@ -134,7 +143,7 @@ class CountWindow(Window):
 
 
 @checks_options
-class GlobalWindow(Window):
+class GlobalWindow(Window[None]):
     """One window of all records of a key. It has a result when the input ends, and before that early ones: give
     window() `early_s` or `early_count`."""
 

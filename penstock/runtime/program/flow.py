@@ -25,7 +25,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, TypeVar, get_args, overload
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session, Sliding, Window
+from penstock.runtime.event_time.windows import CountWindow, Sliding, Window
 from penstock.runtime.exchange import grouping
 from penstock.runtime.expressions import Aggregation, Expr, named
 from penstock.runtime.expressions.tree import Column
@@ -98,6 +98,7 @@ logger = logging.getLogger(__name__)
 U = TypeVar("U")
 V = TypeVar("V")
 Key = TypeVar("Key")
+Bound = TypeVar("Bound")
 _Record_contra = TypeVar("_Record_contra", contravariant=True)
 _Result_co = TypeVar("_Result_co", covariant=True)
 
@@ -128,7 +129,22 @@ Selector = Callable[[Any], Any] | str | int | Expr
 expression."""
 
 
-class AsyncOptions(Options, total=False):
+class FunctionOptions(Options, total=False):
+    """The options of the operators whose function may be a class."""
+
+    fn_constructor_args: Iterable[Any] | None
+    fn_constructor_kwargs: Mapping[str, Any] | None
+
+
+class BatchOptions(FunctionOptions, total=False):
+    """The options of `map_batches` beside its function and the format of batches."""
+
+    batch_size: int
+    min_batch: int
+    linger_s: float | timedelta | None
+
+
+class AsyncOptions(FunctionOptions, total=False):
     """The options of `map_async` beside its function."""
 
     concurrency: int
@@ -137,8 +153,6 @@ class AsyncOptions(Options, total=False):
     retries: int
     retry_wait_s: float | timedelta
     retry_on: RetryOn
-    fn_constructor_args: Iterable[Any] | None
-    fn_constructor_kwargs: Mapping[str, Any] | None
 
 
 class JoinOptions(Options, total=False):
@@ -146,6 +160,28 @@ class JoinOptions(Options, total=False):
 
     time: Selector | None
     other_time: Selector | None
+
+
+class WindowJoinOptions(JoinOptions, total=False):
+    """The options of `join`: those of every join, and how late records may be."""
+
+    lateness_s: float | timedelta
+
+
+class IntervalOptions(JoinOptions):
+    """The options of `interval_join`."""
+
+    lower_s: float | timedelta
+    upper_s: float | timedelta
+
+
+class ProcessOptions(Options, total=False):
+    """The options of `process` beside its function."""
+
+    outputs: tuple[str, ...]
+    on_timer: Callable[..., Iterable[Any] | None] | None
+    on_event_timer: Callable[..., Iterable[Any] | None] | None
+    hold_s: float | timedelta
 
 
 class WindowOptions(TypedDict, total=False):
@@ -355,24 +391,10 @@ class Stream(Generic[T_co]):
     # --- one record at a time ------------------------------------------------------------------------------
 
     @overload
-    def map(
-        self,
-        fn: type[_Called[T_co, U]],
-        *,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
-    ) -> Stream[U]: ...
+    def map(self, fn: type[_Called[T_co, U]], **options: Unpack[FunctionOptions]) -> Stream[U]: ...
 
     @overload
-    def map(
-        self,
-        fn: Callable[[T_co], U],
-        *,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
-    ) -> Stream[U]: ...
+    def map(self, fn: Callable[[T_co], U], **options: Unpack[FunctionOptions]) -> Stream[U]: ...
 
     def map(
         self,
@@ -393,24 +415,10 @@ class Stream(Generic[T_co]):
         return self._flow._add(Map(fn, **options), (self,))
 
     @overload
-    def flat_map(
-        self,
-        fn: type[_Called[T_co, Iterable[U]]],
-        *,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
-    ) -> Stream[U]: ...
+    def flat_map(self, fn: type[_Called[T_co, Iterable[U]]], **options: Unpack[FunctionOptions]) -> Stream[U]: ...
 
     @overload
-    def flat_map(
-        self,
-        fn: Callable[[T_co], Iterable[U]],
-        *,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
-    ) -> Stream[U]: ...
+    def flat_map(self, fn: Callable[[T_co], Iterable[U]], **options: Unpack[FunctionOptions]) -> Stream[U]: ...
 
     def flat_map(
         self,
@@ -494,13 +502,8 @@ class Stream(Generic[T_co]):
         self,
         fn: type[_Called[list[T_co], Iterable[U]]],
         *,
-        batch_size: int = 1024,
         batch_format: Literal["list"] = "list",
-        min_batch: int = 1,
-        linger_s: float | timedelta | None = None,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BatchOptions],
     ) -> Stream[U]: ...
 
     @overload
@@ -508,13 +511,8 @@ class Stream(Generic[T_co]):
         self,
         fn: Callable[[list[T_co]], Iterable[U]],
         *,
-        batch_size: int = 1024,
         batch_format: Literal["list"] = "list",
-        min_batch: int = 1,
-        linger_s: float | timedelta | None = None,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BatchOptions],
     ) -> Stream[U]: ...
 
     @overload
@@ -522,13 +520,8 @@ class Stream(Generic[T_co]):
         self,
         fn: Callable[[Any], Any] | type[_Called[Any, Any]],
         *,
-        batch_size: int = 1024,
         batch_format: Literal["numpy", "pandas", "arrow"],
-        min_batch: int = 1,
-        linger_s: float | timedelta | None = None,
-        fn_constructor_args: Iterable[Any] | None = None,
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BatchOptions],
     ) -> Stream[Row]: ...
 
     def map_batches(
@@ -856,37 +849,13 @@ class KeyedStream(Generic[K_co, T_co]):
 
     @overload
     def window(
-        self,
-        window: Sliding | Session | CountWindow,
-        *,
-        updates: Literal["replace"] = "replace",
-        **options: Unpack[WindowOptions],
-    ) -> WindowedStream[K_co, T_co, int]: ...
+        self, window: Window[Bound], *, updates: Literal["replace"] = "replace", **options: Unpack[WindowOptions]
+    ) -> WindowedStream[K_co, T_co, Bound]: ...
 
     @overload
     def window(
-        self, window: GlobalWindow, *, updates: Literal["replace"] = "replace", **options: Unpack[WindowOptions]
-    ) -> WindowedStream[K_co, T_co, None]: ...
-
-    @overload
-    def window(
-        self, window: Window, *, updates: Literal["replace"] = "replace", **options: Unpack[WindowOptions]
-    ) -> WindowedStream[K_co, T_co, Any]: ...
-
-    @overload
-    def window(
-        self, window: Sliding | Session | CountWindow, *, updates: Literal["retract"], **options: Unpack[WindowOptions]
-    ) -> SignedWindows[K_co, T_co, int]: ...
-
-    @overload
-    def window(
-        self, window: GlobalWindow, *, updates: Literal["retract"], **options: Unpack[WindowOptions]
-    ) -> SignedWindows[K_co, T_co, None]: ...
-
-    @overload
-    def window(
-        self, window: Window, *, updates: Literal["retract"], **options: Unpack[WindowOptions]
-    ) -> SignedWindows[K_co, T_co, Any]: ...
+        self, window: Window[Bound], *, updates: Literal["retract"], **options: Unpack[WindowOptions]
+    ) -> SignedWindows[K_co, T_co, Bound]: ...
 
     def window(
         self,
@@ -950,8 +919,7 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: Literal["inner"] = "inner",
         fn: None = None,
-        lateness_s: float | timedelta = 0.0,
-        **options: Unpack[JoinOptions],
+        **options: Unpack[WindowJoinOptions],
     ) -> Stream[tuple[T_co, V]]: ...
 
     @overload
@@ -962,8 +930,7 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: Literal["left"],
         fn: None = None,
-        lateness_s: float | timedelta = 0.0,
-        **options: Unpack[JoinOptions],
+        **options: Unpack[WindowJoinOptions],
     ) -> Stream[tuple[T_co, V | None]]: ...
 
     @overload
@@ -974,8 +941,7 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: Literal["right"],
         fn: None = None,
-        lateness_s: float | timedelta = 0.0,
-        **options: Unpack[JoinOptions],
+        **options: Unpack[WindowJoinOptions],
     ) -> Stream[tuple[T_co | None, V]]: ...
 
     @overload
@@ -986,8 +952,7 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: Literal["full"],
         fn: None = None,
-        lateness_s: float | timedelta = 0.0,
-        **options: Unpack[JoinOptions],
+        **options: Unpack[WindowJoinOptions],
     ) -> Stream[tuple[T_co | None, V | None]]: ...
 
     @overload
@@ -998,8 +963,7 @@ class KeyedStream(Generic[K_co, T_co]):
         *,
         how: JoinHow = "inner",
         fn: Callable[[Any, Any], U],
-        lateness_s: float | timedelta = 0.0,
-        **options: Unpack[JoinOptions],
+        **options: Unpack[WindowJoinOptions],
     ) -> Stream[U]: ...
 
     def join(
@@ -1033,47 +997,24 @@ class KeyedStream(Generic[K_co, T_co]):
         self,
         other: KeyedStream[Any, V],
         *,
-        lower_s: float | timedelta,
-        upper_s: float | timedelta,
         how: Literal["inner"] = "inner",
         fn: None = None,
-        **options: Unpack[JoinOptions],
+        **options: Unpack[IntervalOptions],
     ) -> Stream[tuple[T_co, V]]: ...
 
     @overload
     def interval_join(
-        self,
-        other: KeyedStream[Any, V],
-        *,
-        lower_s: float | timedelta,
-        upper_s: float | timedelta,
-        how: Literal["left"],
-        fn: None = None,
-        **options: Unpack[JoinOptions],
+        self, other: KeyedStream[Any, V], *, how: Literal["left"], fn: None = None, **options: Unpack[IntervalOptions]
     ) -> Stream[tuple[T_co, V | None]]: ...
 
     @overload
     def interval_join(
-        self,
-        other: KeyedStream[Any, V],
-        *,
-        lower_s: float | timedelta,
-        upper_s: float | timedelta,
-        how: Literal["right"],
-        fn: None = None,
-        **options: Unpack[JoinOptions],
+        self, other: KeyedStream[Any, V], *, how: Literal["right"], fn: None = None, **options: Unpack[IntervalOptions]
     ) -> Stream[tuple[T_co | None, V]]: ...
 
     @overload
     def interval_join(
-        self,
-        other: KeyedStream[Any, V],
-        *,
-        lower_s: float | timedelta,
-        upper_s: float | timedelta,
-        how: Literal["full"],
-        fn: None = None,
-        **options: Unpack[JoinOptions],
+        self, other: KeyedStream[Any, V], *, how: Literal["full"], fn: None = None, **options: Unpack[IntervalOptions]
     ) -> Stream[tuple[T_co | None, V | None]]: ...
 
     @overload
@@ -1081,11 +1022,9 @@ class KeyedStream(Generic[K_co, T_co]):
         self,
         other: KeyedStream[Any, Any],
         *,
-        lower_s: float | timedelta,
-        upper_s: float | timedelta,
         how: IntervalHow = "inner",
         fn: Callable[[Any, Any], U],
-        **options: Unpack[JoinOptions],
+        **options: Unpack[IntervalOptions],
     ) -> Stream[U]: ...
 
     def interval_join(
@@ -1119,12 +1058,7 @@ class KeyedStream(Generic[K_co, T_co]):
 
     @overload
     def temporal_join(
-        self,
-        versions: KeyedStream[Any, V],
-        *,
-        how: Literal["left"],
-        fn: None = None,
-        **options: Unpack[JoinOptions],
+        self, versions: KeyedStream[Any, V], *, how: Literal["left"], fn: None = None, **options: Unpack[JoinOptions]
     ) -> Stream[tuple[T_co, V | None]]: ...
 
     @overload
@@ -1170,26 +1104,12 @@ class KeyedStream(Generic[K_co, T_co]):
 
     @overload
     def process(
-        self,
-        process: ProcessFunction | Callable[[ProcessContext, K_co, T_co], None],
-        *,
-        outputs: tuple[str, ...] = (),
-        on_timer: Callable[..., Iterable[Any] | None] | None = None,
-        on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
-        hold_s: float | timedelta = 0.0,
-        **options: Unpack[Options],
+        self, process: ProcessFunction | Callable[[ProcessContext, K_co, T_co], None], **options: Unpack[ProcessOptions]
     ) -> Stream[Any]: ...
 
     @overload
     def process(
-        self,
-        process: Callable[[ProcessContext, K_co, T_co], Iterable[U] | None],
-        *,
-        outputs: tuple[str, ...] = (),
-        on_timer: Callable[..., Iterable[Any] | None] | None = None,
-        on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
-        hold_s: float | timedelta = 0.0,
-        **options: Unpack[Options],
+        self, process: Callable[[ProcessContext, K_co, T_co], Iterable[U] | None], **options: Unpack[ProcessOptions]
     ) -> Stream[U]: ...
 
     def process(
