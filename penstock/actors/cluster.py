@@ -39,6 +39,7 @@ from ray._private import auto_init_hook  # noqa: E402, PLC2701 - no public name 
 from ray.exceptions import GetTimeoutError, RayActorError  # noqa: E402
 
 from penstock.actors import head_client  # noqa: E402
+from penstock.host.carry.requests import Status  # noqa: E402
 from penstock.host.decide.job_state import ENDED  # noqa: E402
 from penstock.host.process import reaper  # noqa: E402
 from penstock.host.process.hangs import SilenceDetector  # noqa: E402
@@ -491,7 +492,7 @@ def has_ended(job: str) -> bool:
     JobMaster does not answer has not ended: the JobMaster is paused or hangs, and the job's name is taken."""
     try:
         master = find_master(job)
-        state = ray.get(master.status.options(max_task_retries=0).remote(), timeout=_ANSWER_S)["state"]
+        state = ray.get(master.ask.options(max_task_retries=0).remote(Status()), timeout=_ANSWER_S)["state"]
     except (JobNotFound, RayActorError):
         return True
     except GetTimeoutError:

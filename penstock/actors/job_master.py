@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from penstock.actors.head_memory import HeadMemory
+from penstock.actors.ray_link import OUTCOMES
 from penstock.actors.raylet import end_with_raylet
 from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.job_runner import JobRunner
 from penstock.host.carry.notes import Notes
-from penstock.host.decide.commands import JobEnd
+from penstock.host.carry.requests import Request
+from penstock.host.carry.unloaded_runner import UnloadedRunner
 from penstock.host.decide.process_commands import GetTraffic, SetClocks
-from penstock.host.process.collected import Encoded
 from penstock.host.process.linger import Driver
-from penstock.host.process.loading import UnloadedRunner, load_program
+from penstock.host.process.loading import load_program
 from penstock.host.process.reporting import Report
 from penstock.runtime.errors import JobError, NotEnoughResources, ProgramNotLoaded
 from penstock.runtime.program.bound_tasks import needs_of_workers
@@ -45,11 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# The Ray concurrency groups, with the number of their threads. Reports are taken in one thread. The calls that wait for
-# the job's end have threads of their own, because any number of them may wait: Ray does not take back the calls of a
-# driver that has died. Calls beyond the number of threads begin at the job's end, when the others return.
+# The Ray concurrency groups, with the number of their threads. Reports are taken in one thread.
 REPORTS = "reports"
-OUTCOMES = "outcomes"
 CONCURRENCY_GROUPS = {REPORTS: 1, OUTCOMES: 8}
 
 # The time after which nodes that could not be reached are asked again.
@@ -79,8 +77,6 @@ class JobMaster:
     def __init__(self, name: str, *parts: bytes) -> None:
         """`name`: of the job. `parts`: those of the plan and the CarrierOptions, as `in_parts` makes them."""
         end_with_raylet()
-        self._name = name
-        self._carrier: _RayCarrier | None = None
         self._runner: JobRunner | UnloadedRunner
         plan: Plan
         options: CarrierOptions
@@ -96,69 +92,12 @@ class JobMaster:
         else:
             if options.store is not None and options.program is None:  # else the job is resumed
                 options = replace(options, program=packed)
-            self._measures = options.placement.period_s is not None
-            self._carrier = _RayCarrier(plan, options)
-            self._runner = JobRunner(plan, options, self._carrier, program())
+            self._runner = JobRunner(plan, options, _RayCarrier(plan, options), program())
         self._runner.start()
 
-    @ray.method(concurrency_group=OUTCOMES)  # type: ignore[untyped-decorator]
-    def outcome(self, driver: Driver) -> JobEnd:
-        """Waits for the end of the job, and returns it. This process stays until the driver calls `release`, or
-        dies."""
-        return self._runner.outcome(driver)
-
-    def ping(self, driver: Driver) -> None:
-        """Returns, which shows the driver that this process lives. The driver's call of `outcome` does not show this,
-        because it may be waiting for a thread."""
-        self._runner.ping(driver)
-
-    def status(self) -> dict[str, Any]:
-        """See JobRunner, also for the methods that follow."""
-        return self._runner.status()
-
-    def stop(self) -> None:
-        self._runner.stop()
-
-    def cancel(self) -> None:
-        self._runner.cancel()
-
-    def release(self, driver: Driver) -> None:
-        self._runner.release(driver)
-
-    def last_status(self) -> dict[str, Any]:
-        return self._runner.last_status()
-
-    def collected(self, channel: str, last: bool = False) -> list[Encoded]:
-        return self._runner.collected(channel, last)
-
-    def console(self, driver: Driver, seen: int | None, timeout: float) -> tuple[int, list[str]]:
-        return self._runner.console(driver, seen, timeout)
-
-    def savepoint(self, url: str, timeout_s: float | None = None) -> None:
-        self._runner.savepoint(url, timeout_s)
-
-    def stop_with_savepoint(self, url: str) -> None:
-        self._runner.stop_with_savepoint(url)
-
-    def rescale(self, operator: str, parallelism: int) -> None:
-        self._runner.rescale(operator, parallelism)
-
-    def migrate(self, tasks: dict[str, int]) -> None:
-        if self._carrier is not None:
-            self._carrier.placer.leave()
-        self._runner.migrate(tasks)
-
-    def traffic(self) -> list[dict[str, Any]]:
-        """Returns the load and the traffic of tasks, as measured last."""
-        if isinstance(self._runner, UnloadedRunner):
-            return self._runner.traffic()
-        assert self._carrier is not None, "only an UnloadedRunner has no carrier"
-        if not self._measures:
-            raise JobError(
-                f"job {self._name!r} does not measure its traffic; run it with replan_s=... (--replan on the command "
-                "line)"
-            )
-        return self._carrier.placer.traffic()
+    def ask(self, request: Request[Any]) -> Any:
+        """See JobRunner."""
+        return self._runner.ask(request)
 
     @ray.method(concurrency_group=REPORTS)  # type: ignore[untyped-decorator]
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> None:
@@ -293,6 +232,19 @@ class _RayCarrier:
         if options.placement.period_s is not None:
             arguments = (runner, options.placement.period_s)
             threading.Thread(target=self._watch_traffic, args=arguments, name="penstock-traffic", daemon=True).start()
+
+    def migrating(self) -> None:
+        """See Carrier."""
+        self.placer.leave()
+
+    def traffic(self) -> list[dict[str, Any]]:
+        """See Carrier."""
+        if self._options.placement.period_s is None:
+            raise JobError(
+                f"job {self._plan.name!r} does not measure its traffic; run it with replan_s=... (--replan on the "
+                "command line)"
+            )
+        return self.placer.traffic()
 
     def _tell_clocks(self, runner: JobRunner) -> None:
         """Tells the workers, once a second, how far the clocks of their machines are apart: what was measured when this

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from penstock.actors import cluster
 from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, in_parts
 from penstock.actors.ray_link import RayLink
+from penstock.host.carry.requests import Status
 from penstock.host.decide.job_state import ENDED
 from penstock.placement.groups import machines
 from penstock.runtime.errors import JobExists, JobNotFound, NoCluster, OptionError
@@ -124,7 +125,7 @@ def jobs(address: str | None, silent_status: Callable[[str], dict[str, Any]]) ->
         for place, names in cluster.jobs(address):
             for name in names:
                 try:
-                    status = cluster.get(cluster.find_master(name).status.remote(), timeout=_ANSWER_S)
+                    status = cluster.get(cluster.find_master(name).ask.remote(Status()), timeout=_ANSWER_S)
                 except (JobNotFound, RayActorError):  # it has ended meanwhile
                     continue
                 except GetTimeoutError:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -15,14 +15,33 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from penstock.actors import cluster
 from penstock.host.carry.job_link import HostGone
 from penstock.host.carry.job_runner import first_line
+from penstock.host.carry.requests import (
+    Cancel,
+    LastStatus,
+    Lines,
+    Outcome,
+    Ping,
+    Records,
+    Release,
+    Request,
+    Savepoint,
+    Status,
+    Stop,
+)
 from penstock.host.decide.commands import JobEnd
-from penstock.host.process.collected import Encoded
 from penstock.host.process.hangs import SilenceDetector
 from penstock.host.process.linger import Driver
 from penstock.placement.groups import release
 from penstock.runtime.errors import ClusterGone, JobError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# The Ray concurrency group of the JobMaster for requests that wait for the job's outcome. They have threads of their
+# own, because any number of them may wait: Ray does not take back the calls of a driver that has died. Calls beyond the
+# number of threads begin at the job's end, when the others return.
+OUTCOMES = "outcomes"
 
 # How long the driver waits while the JobMaster removes its epochs, when the last driver has what it wants.
 _RELEASE_S = 10.0
@@ -35,8 +54,7 @@ _SILENT_PATIENCE_S = 0.2
 # How long a JobMaster may take to say that it has given up a request, after the request's time limit.
 _ANSWER_S = 15.0
 
-# How long the JobMaster waits for new lines to print, and how long the driver waits for the last ones.
-_CONSOLE_S = 10.0
+# How long the driver waits for the last lines to print.
 _LAST_LINES_S = 60.0
 
 # The time between two pings of the JobMaster. Ray reports its death, but nobody reports that it is stopped, or hangs.
@@ -59,8 +77,8 @@ class RayLink:
         self._name = name
         self._hang_timeout_s = hang_timeout_s
         context = ray.get_runtime_context()
-        self._driver = Driver.here(context.get_node_id(), context.get_job_id())
-        self._outcome = handle.outcome.remote(self._driver)
+        self.driver = Driver.here(context.get_node_id(), context.get_job_id())
+        self._outcome = handle.ask.options(concurrency_group=OUTCOMES).remote(Outcome(self.driver))
         self._answered = time.monotonic()
         self._asking: Any = None  # a call for a status that has not been answered yet
 
@@ -74,39 +92,59 @@ class RayLink:
         cluster."""
         return bool(ray.is_initialized())
 
-    def status(self) -> dict[str, Any] | None:
+    def ask(self, request: Request[T]) -> T:
         """See JobLink."""
+        answer: T = self._answer(request)
+        return answer
+
+    def _answer(self, request: Request[Any]) -> Any:
+        match request:
+            case Outcome():
+                return self._watched(self._outcome, known=False)
+            case LastStatus() | Records(last=True):
+                return self._watched(self._call(request))
+            case Status():
+                return self._status()
+            case Stop() | Cancel():
+                return self._get(self._call(request), _PATIENCE_S)
+            case Records():
+                return self._get(self._call(request))
+            case Lines(timeout_s=waits_s):
+                # A JobMaster that hangs is killed, and the next one has more to print. So only the last request, after
+                # the job's end, has a time limit.
+                cluster.stop_at_exit()
+                return self._get(self._call(request), None if waits_s else _LAST_LINES_S)
+            case Release():
+                return self._release(request)
+        return self._of_running_job(request)
+
+    def _call(self, request: Request[Any]) -> Any:
+        return (self.handle.ask if request.again else self.handle.ask.options(max_task_retries=0)).remote(request)
+
+    def _status(self) -> Any:
         cluster.stop_at_exit()
         asked, self._asking = self._asking, None
         if asked is not None and ray.wait([asked], timeout=0)[0]:
             asked = None  # its answer has come meanwhile, and is old by now
         patience_s = _PATIENCE_S if asked is None else _SILENT_PATIENCE_S
-        asked = asked or self.handle.status.remote()
+        asked = asked or self._call(Status())
         try:
-            status: dict[str, Any] = ray.get(asked, timeout=patience_s)
-        except GetTimeoutError:
+            status = self._get(asked, patience_s)
+        except TimeoutError:
             self._asking = asked
-            return None
-        except RayActorError as error:
-            raise HostGone(str(error)) from error
+            raise
         self._answered = time.monotonic()
         return status
 
-    def last_status(self) -> dict[str, Any]:
-        """See JobLink."""
-        status: dict[str, Any] = self._watched(self.handle.last_status.remote())
-        return status
-
-    def ask(self, method: str, *arguments: Any, limit_s: float | None = None, again: bool = False) -> Any:
-        """See JobLink."""
-        patience_s = None if limit_s is None else limit_s + _ANSWER_S
+    def _of_running_job(self, request: Request[Any]) -> Any:
+        """Returns the answer to a request that only a running job can fulfil, however long that takes. Where the host
+        gives the request up after a time, a host that does not answer is not waited for either."""
+        limit_s = request.timeout_s if isinstance(request, Savepoint) else None
         try:
-            ask = getattr(self.handle, method)
-            called = (ask if again else ask.options(max_task_retries=0)).remote(*arguments)
-            return cluster.get(called, timeout=patience_s)
+            return cluster.get(self._call(request), timeout=None if limit_s is None else limit_s + _ANSWER_S)
         except GetTimeoutError:
             raise TimeoutError(
-                f"job {self._name!r}: its JobMaster has not answered {method} within {limit_s:g} s, nor "
+                f"job {self._name!r}: its JobMaster has not answered {request.verb} within {limit_s:g} s, nor "
                 f"{_ANSWER_S:g} s later; it gives the request up when it runs again, and the job goes on then"
             ) from None
         except RayTaskError as error:
@@ -114,8 +152,8 @@ class RayLink:
         except RayActorError as error:
             end = self._end_if_known()
             if end is not None:
-                raise JobError(f"{end.words(self._name)}; {method} needs a running job") from error
-            raise JobError(f"{method} was interrupted, because the job's JobMaster died; try again") from error
+                raise JobError(f"{end.words(self._name)}; {request.verb} needs a running job") from error
+            raise JobError(f"{request.verb} was interrupted, because the job's JobMaster died; try again") from error
 
     def _end_if_known(self) -> JobEnd | None:
         """Returns the job's end after a call has found no JobMaster, or None when Ray starts the JobMaster again. A
@@ -128,32 +166,11 @@ class RayLink:
             return JobEnd("FAILED")
         return end
 
-    def tell(self, method: str) -> bool:
-        """See JobLink."""
-        try:
-            self._get(getattr(self.handle, method).remote(), _PATIENCE_S)
-        except TimeoutError:
-            return False
-        return True
-
-    def collected(self, channel: str, last: bool = False) -> list[Encoded]:
-        """See JobLink."""
-        call = self.handle.collected.remote(channel, last)
-        found: list[Encoded] = self._watched(call) if last else self._get(call)
-        return found
-
-    def console(self, seen: int | None, last: bool) -> tuple[int, list[str]]:
-        """See JobLink. A JobMaster that hangs is killed, and the next one has more to print. So only the last call,
-        after the job's end, has a time limit."""
-        cluster.stop_at_exit()
-        call = self.handle.console.remote(self._driver, seen, 0.0 if last else _CONSOLE_S)
-        found: tuple[int, list[str]] = self._get(call, _LAST_LINES_S if last else None)
-        return found
-
-    def release(self) -> None:
-        """See JobLink. A JobMaster that does not answer is watched until it does, so that it is killed if it hangs. One
-        that dies meanwhile comes to the end of the job again before its next life answers."""
-        call = self.handle.release.remote(self._driver)
+    def _release(self, request: Release) -> None:
+        """Waits a moment for the JobMaster to remove its epochs. A JobMaster that does not answer is watched until it
+        does, so that it is killed if it hangs. One that dies meanwhile comes to the end of the job again before its
+        next life answers."""
+        call = self._call(request)
         if not ray.wait([call], timeout=_RELEASE_S)[0]:
             threading.Thread(target=self._watch_release, args=(call,), name="penstock-release", daemon=True).start()
 
@@ -203,11 +220,6 @@ class RayLink:
         giving.start()
         giving.join(_RELEASE_S)  # without a head, Ray would wait for ever
 
-    def wait_for_end(self) -> JobEnd:
-        """See JobLink."""
-        end: JobEnd = self._watched(self._outcome, known=False)
-        return end
-
     def _watched(self, call: Any, known: bool = True) -> Any:
         """Returns the JobMaster's answer to a call, however long it takes, and finds out meanwhile whether the
         JobMaster answers at all. `known`: whether it has answered before. A JobMaster that has never answered may not
@@ -240,7 +252,7 @@ class RayLink:
         return ray.get(call)
 
     def _ping(self) -> Any:
-        return self.handle.ping.options(max_task_retries=0).remote(self._driver)
+        return self._call(Ping(self.driver))
 
 
 def why_it_died(reason: str, died: bool, silent_s: float, hang_timeout_s: float | None) -> str:

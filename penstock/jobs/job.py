@@ -11,10 +11,26 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.host.carry.job_link import HostGone, JobLink
 from penstock.host.carry.job_runner import first_line
+from penstock.host.carry.requests import (
+    Cancel,
+    LastStatus,
+    Lines,
+    Migrate,
+    Outcome,
+    Records,
+    Release,
+    Request,
+    Rescale,
+    Savepoint,
+    Status,
+    Stop,
+    StopWithSavepoint,
+    Traffic,
+)
 from penstock.host.decide.commands import JobEnd
 from penstock.host.decide.job_state import ENDED
 from penstock.host.decide.status import no_status
@@ -40,7 +56,10 @@ from penstock.runtime.units import seconds, whole
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _LOOK_S = 0.1  # between two looks at the status in wait_for()
+_LINES_S = 10.0  # how long the job's host waits for new lines to print
 
 
 def summary(status: Mapping[str, Any]) -> str:
@@ -151,7 +170,7 @@ class Job:
         if self._last_status is None or self._last_status["state"] not in ENDED:
             try:
                 self._keep_status(self._ask_status())
-            except HostGone:
+            except (HostGone, ClusterGone):
                 self._over.wait()
         assert self._last_status is not None
         if self._end is not None:
@@ -166,12 +185,12 @@ class Job:
 
     def _ask_status(self) -> dict[str, Any]:
         with self._asks:
-            status = self._link.status()
-            if status is None:
+            try:
+                return self._link.ask(Status())
+            except TimeoutError:
                 state = "UNKNOWN" if self._program is None else "STARTING"
                 last = self._last_status or no_status(self.name, state)
                 return {**last, "master_silent_s": self._link.silent_s}
-            return status
 
     def wait(self, timeout_s: float | timedelta | None = None, *, progress: bool | None = None) -> dict[str, Any]:
         """Wait for the end of the job, and return its last status.
@@ -297,17 +316,17 @@ class Job:
         exactly. Waits until the savepoint is written and the job has ended, and returns the place. When the savepoint
         cannot be written, raises why, and the job goes on. When a process dies meanwhile, the stop is tried again."""
         if savepoint is None:
-            self._tell("stop")
+            self._tell(Stop())
             return None
         place = _place_of(savepoint, "stop: savepoint=")
-        self._ask("stop_with_savepoint", place, again=True)
+        self._ask(StopWithSavepoint(place))
         self.wait(progress=False)  # the reply comes before the processes have ended
         return place
 
     def cancel(self) -> None:
         """End the job; records on their way are dropped. Returns at once; wait() returns when the job has ended."""
         self._cancelled = True
-        self._tell("cancel")
+        self._tell(Cancel())
 
     def plan(self) -> list[dict[str, Any]]:
         """Returns the tasks and the workers on which they run."""
@@ -322,7 +341,7 @@ class Job:
         the savepoint has waited for, such as a task that hangs or a store that does not answer. The job goes on."""
         limit_s = None if timeout_s is None else seconds(timeout_s, "savepoint: timeout_s")
         place = _place_of(url, "savepoint: ")
-        self._ask("savepoint", place, limit_s, limit_s=limit_s)
+        self._ask(Savepoint(place, limit_s))
         return place
 
     def records(self, operator: str) -> list[Any]:
@@ -339,7 +358,7 @@ class Job:
         An epoch is completed first. The operator's tasks and the tasks downstream go back to it, and repeat what they
         have done since; the upstream tasks continue. As few keys as possible are reassigned to another task.
         """
-        self._ask("rescale", operator, whole(parallelism, f"rescale {operator!r}: parallelism"))
+        self._ask(Rescale(operator, whole(parallelism, f"rescale {operator!r}: parallelism")))
 
     def migrate(self, tasks: Mapping[str, int]) -> None:
         """Move tasks (by their names in `status()["tasks"]`) to other workers, and wait until they run there.
@@ -349,45 +368,41 @@ class Job:
         """
         if not isinstance(tasks, Mapping):
             raise FlowError(f"migrate: {shorten(tasks)} is no mapping; give the worker of each task, {{'count[0]': 1}}")
-        self._ask(
-            "migrate",
-            {name: whole(worker, f"migrate: the worker of {name!r}", least=0) for name, worker in tasks.items()},
-        )
+        wanted = {name: whole(worker, f"migrate: the worker of {name!r}", least=0) for name, worker in tasks.items()}
+        self._ask(Migrate(wanted))
 
     def traffic(self) -> list[dict[str, Any]]:
         """The measured load and traffic of each task, in a job that moves tasks by itself (`run(replan_s=)`): its name,
         the cores that it uses, its queued records, and the records and bytes a second that it sends to each other task.
         Figures are smoothed over half a period."""
-        found: list[dict[str, Any]] = self._ask("traffic")
-        return found
+        return self._ask(Traffic())
 
-    def _ask(self, method: str, *arguments: Any, limit_s: float | None = None, again: bool = False) -> Any:
+    def _ask(self, request: Request[T]) -> T:
         if self._over.is_set():
             assert self._end is not None, "it is set before the job is over"
-            raise JobError(f"{self._end.words(self.name)}; {method} needs a running job")
-        return self._link.ask(method, *arguments, limit_s=limit_s, again=again)
+            raise JobError(f"{self._end.words(self.name)}; {request.verb} needs a running job")
+        return self._link.ask(request)
 
-    def _tell(self, method: str) -> None:
+    def _tell(self, request: Stop | Cancel) -> None:
         if self._over.is_set():
             return
         try:
-            answered = self._link.tell(method)
+            self._link.ask(request)
         except (HostGone, ClusterGone):
             self._over.wait()
-            return
-        if not answered:
+        except TimeoutError:
             logger.warning(
                 "job %s: its JobMaster does not answer. It will carry out %s() when it answers again, if this program "
                 "still runs then",
                 self.name,
-                method,
+                request.verb,
             )
 
     def _fetcher(self, channel: str) -> Callable[[], list[Any]]:
         def fetch() -> list[Any]:
             if not self._over.is_set():
                 with suppress(HostGone, ClusterGone):
-                    return _decoded(self._link.collected(channel))
+                    return _decoded(self._link.ask(Records(channel)))
                 self._over.wait()
             if channel not in self._records:
                 self._records[channel] = _decoded(self._collected[channel])
@@ -399,14 +414,14 @@ class Job:
         """Waits for the job's end, fetches the results from the job's host, and releases the host."""
         end: JobEnd | None = None
         try:
-            end = self._link.wait_for_end()
+            end = self._link.ask(Outcome(self._link.driver))
             for channel in self._channels:
-                self._collected[channel] = self._link.collected(channel, last=True)
-            self._keep_status(self._link.last_status())
+                self._collected[channel] = self._link.ask(Records(channel, last=True))
+            self._keep_status(self._link.ask(LastStatus()))
             self._drained.set()
             if self._console is not None:
                 self._console.join()  # it calls the host too, and it is to print before wait() returns
-            self._link.release()
+            self._link.ask(Release(self._link.driver))
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
             if end is not None:
                 missing = [channel for channel in self._channels if channel not in self._collected]
@@ -428,14 +443,14 @@ class Job:
             self._print_lines()
         finally:
             with suppress(Exception, SystemExit):  # the host has gone, or goes
-                self._link.console(None, True)  # sinks wait for this program no more
+                self._link.ask(Lines(self._link.driver, None))  # sinks wait for this program no more
 
     def _print_lines(self) -> None:
         seen = 0
         while True:
             over = self._drained.is_set()
             try:
-                total, lines = self._link.console(seen, over)
+                total, lines = self._link.ask(Lines(self._link.driver, seen, 0.0 if over else _LINES_S))
             except (HostGone, TimeoutError, ClusterGone, SystemExit):
                 return
             if total - seen > len(lines):

@@ -10,12 +10,12 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.host.carry.job_runner import JobRunner, RunnerOptions, first_line
 from penstock.host.carry.notes import Notes
+from penstock.host.carry.requests import Request
 from penstock.host.decide.commands import JobEnd
-from penstock.host.process.collected import Encoded
 from penstock.host.process.linger import Driver
 from penstock.host.process.reporting import Report
 from penstock.local.placing import LocalPlacing
@@ -25,8 +25,7 @@ from penstock.runtime.errors import JobError
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import Program
 
-# How long a wait for new lines to print may take before it looks whether there will be any.
-_CONSOLE_S = 10.0
+T = TypeVar("T")
 
 
 class LocalJob:
@@ -43,7 +42,7 @@ class LocalJob:
         self.host: object = self
         self._options = options
         self._in_turn = in_turn
-        self._driver = Driver.here(NODE)
+        self.driver = Driver.here(NODE)
         self._process = os.getpid()
         self._reporting = threading.Lock()  # the reports of all workers are taken one at a time
         worker = replace(options.worker, network=options.network.secured() if options.network.everywhere else None)
@@ -77,6 +76,13 @@ class LocalJob:
     def running(self, runner: JobRunner) -> None:
         """See Carrier."""
 
+    def migrating(self) -> None:
+        """See Carrier."""
+
+    def traffic(self) -> list[dict[str, Any]]:
+        """See Carrier."""
+        raise JobError("only jobs on Ray measure their traffic; run the job without local=True, and with replan_s=...")
+
     def driver_lives(self, driver: Driver) -> bool:
         """See Carrier."""
         return driver.lives()
@@ -85,60 +91,21 @@ class LocalJob:
         """See Carrier."""
         self._processes.close()
 
-    def _check_process(self) -> None:
-        """Raises JobError in a fork of the program, which has none of the threads that would answer."""
-        if os.getpid() != self._process:
-            raise JobError(
-                f"this process was forked from process {self._process}, which runs the job: only that process can ask "
-                "for its status, stop it and read its results"
-            )
-
     # --- the link ----------------------------------------------------------------------------------------------
 
     def is_connected(self) -> bool:
         """See JobLink."""
         return True
 
-    def status(self) -> dict[str, Any]:
-        """See JobLink."""
-        self._check_process()
-        return self._runner.status()
-
-    def last_status(self) -> dict[str, Any]:
-        """See JobLink."""
-        return self._runner.last_status()
-
-    def ask(self, method: str, *arguments: Any, limit_s: float | None = None, again: bool = False) -> Any:
-        """See JobLink. The host is in this process, and keeps the limit itself."""
-        self._check_process()
-        if method == "traffic":
+    def ask(self, request: Request[T]) -> T:
+        """See JobLink. The host is in this process, and keeps all limits itself."""
+        if os.getpid() != self._process:  # a fork has none of the threads that would answer
             raise JobError(
-                "only jobs on Ray measure their traffic; run the job without local=True, and with replan_s=..."
+                f"this process was forked from process {self._process}, which runs the job: only that process can ask "
+                "for its status, stop it and read its results"
             )
-        return getattr(self._runner, method)(*arguments)
-
-    def tell(self, method: str) -> bool:
-        """See JobLink."""
-        self._check_process()
-        getattr(self._runner, method)()
-        return True
-
-    def collected(self, channel: str, last: bool = False) -> list[Encoded]:
-        """See JobLink."""
-        self._check_process()
-        return self._runner.collected(channel, last)
-
-    def console(self, seen: int | None, last: bool) -> tuple[int, list[str]]:
-        """See JobLink."""
-        return self._runner.console(self._driver, seen, 0.0 if last else _CONSOLE_S)
-
-    def wait_for_end(self) -> JobEnd:
-        """See JobLink."""
-        return self._runner.outcome(self._driver)
-
-    def release(self) -> None:
-        """See JobLink."""
-        self._runner.release(self._driver)
+        answer: T = self._runner.ask(request)
+        return answer
 
     def cause(self, error: BaseException) -> BaseException:
         """See JobLink."""

@@ -53,8 +53,8 @@ def never(*_: Any, **__: Any) -> Any:
 @pytest.fixture
 def silence(monkeypatch: pytest.MonkeyPatch) -> Any:
     """JobMasters that are there and do not answer; makes jobs of this program."""
-    method = SimpleNamespace(remote=object)
-    master = SimpleNamespace(status=method)
+    method = SimpleNamespace(remote=lambda request: object())
+    master = SimpleNamespace(ask=method)
     monkeypatch.setattr(ray_link.ray, "get", never)
     monkeypatch.setattr(ray_link.ray, "wait", lambda references, timeout: ([], references))
     monkeypatch.setattr(cluster, "jobs", lambda address: [("127.0.0.1:1", ["one"])])

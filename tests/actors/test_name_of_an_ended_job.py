@@ -19,8 +19,8 @@ from penstock.actors.job_master import _RayCarrier
 from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.job_runner import JobRunner
 from penstock.host.carry.notes import Notes
+from penstock.host.carry.requests import Outcome, Ping, Release, Request
 from penstock.host.process import linger
-from penstock.host.process.linger import Driver
 from penstock.host.process.worker_process import WorkerOptions
 from penstock.runtime.errors import NotEnoughResources
 from penstock.runtime.program.plan import Plan
@@ -57,13 +57,14 @@ class Handle:
         options = CarrierOptions(1, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
         self._actor_id = str(len(ray.made))
         self.runner = JobRunner(plan, options, Carrier(plan, options, self), Program())
-        self.outcome = SimpleNamespace(remote=self._outcome)
-        self.status = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.runner.status))
+        self.ask = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._asked))
 
-    def _outcome(self, driver: Driver) -> None:
-        self.driver = driver
-        self.runner.ping(driver)
-        self.runner.start()
+    def _asked(self, request: Request[Any]) -> Any:
+        if isinstance(request, Outcome):
+            self.driver = request.driver
+            self.runner.ask(Ping(request.driver))
+            return self.runner.start()
+        return self.runner.ask(request)
 
 
 class MadeUp:
@@ -151,7 +152,7 @@ def test_the_name_is_freed_when_the_driver_has_died_on_another_machine(monkeypat
 
     # Its threads must not outlive the made-up Ray: the next thing that they ask would start a cluster of the real one.
     assert second.runner.ended.wait(LIMIT_S)
-    second.runner.release(second.driver)
+    second.runner.ask(Release(second.driver))
     for thread in supervisors() - before:
         thread.join(LIMIT_S)
         assert not thread.is_alive()

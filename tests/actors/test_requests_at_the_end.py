@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 from penstock.actors import cluster, ray_link
 from penstock.actors.ray_link import RayLink
 from penstock.apps import cli
+from penstock.host.carry.requests import Migrate, Request, Rescale, Savepoint, Traffic
 from penstock.host.decide.commands import JobEnd
 from penstock.jobs.job import Job
 from penstock.runtime.errors import JobError
@@ -26,14 +27,12 @@ class Gone:
 
     def __init__(self, outcome: JobEnd | Exception | None) -> None:
         self.outcome = outcome
-        self.asked: list[tuple[Any, ...]] = []
+        self.asked: list[Request[Any]] = []
+        self.ask = SimpleNamespace(options=lambda max_task_retries: SimpleNamespace(remote=self._asked))
 
-    def __getattr__(self, name: str) -> Any:
-        def remote(*arguments: Any) -> object:
-            self.asked.append((name, *arguments))
-            return REQUEST
-
-        return SimpleNamespace(options=lambda max_task_retries: SimpleNamespace(remote=remote))
+    def _asked(self, request: Request[Any]) -> object:
+        self.asked.append(request)
+        return REQUEST
 
     def get(self, reference: object, timeout: float | None = None) -> Any:
         """As ray.get."""
@@ -73,12 +72,12 @@ def job_of(actor: Gone, monkeypatch: pytest.MonkeyPatch) -> Job:
     ids=["finished", "cancelled", "failed", "died", "starts again"],
 )
 @pytest.mark.parametrize(
-    ("request_", "method", "arguments"),
+    ("request_", "verb", "asked"),
     [
-        (lambda job: job.rescale("count", 2), "rescale", ("count", 2)),
-        (lambda job: job.migrate({"count[0]": 1}), "migrate", ({"count[0]": 1},)),
-        (lambda job: job.savepoint("s3://bucket/x"), "savepoint", ("s3://bucket/x", None)),
-        (lambda job: job.traffic(), "traffic", ()),
+        (lambda job: job.rescale("count", 2), "rescale", Rescale("count", 2)),
+        (lambda job: job.migrate({"count[0]": 1}), "migrate", Migrate({"count[0]": 1})),
+        (lambda job: job.savepoint("s3://bucket/x"), "savepoint", Savepoint("s3://bucket/x")),
+        (lambda job: job.traffic(), "traffic", Traffic()),
     ],
     ids=["rescale", "migrate", "savepoint", "traffic"],
 )
@@ -86,15 +85,15 @@ def test_a_request_that_the_end_of_the_job_has_interrupted(
     outcome: JobEnd | Exception | None,
     message: str,
     request_: Any,
-    method: str,
-    arguments: tuple[Any, ...],
+    verb: str,
+    asked: Request[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = Gone(outcome)
     job = job_of(gone, monkeypatch)
-    with pytest.raises(JobError, match=message.format(method)):
+    with pytest.raises(JobError, match=message.format(verb)):
         request_(job)
-    assert gone.asked == [(method, *arguments)]
+    assert gone.asked == [asked]
 
 
 class Late(Gone):
@@ -125,7 +124,7 @@ def test_a_savepoint_with_a_time_limit(error: Exception, message: str, monkeypat
     job = job_of(late, monkeypatch)
     with pytest.raises(TimeoutError, match=message):
         job.savepoint("s3://bucket/x", timeout_s=timedelta(seconds=3))
-    assert late.asked == [("savepoint", "s3://bucket/x", 3.0)]
+    assert late.asked == [Savepoint("s3://bucket/x", 3.0)]
     assert 18 in late.limits
 
 
@@ -136,5 +135,5 @@ def test_the_time_limit_of_a_savepoint_on_the_command_line(
     job = job_of(late, monkeypatch)
     monkeypatch.setattr(cli, "_attach", lambda options: job)
     assert cli.main(["savepoint", "ending", "s3://bucket/x", "--timeout", "3"]) == 1
-    assert late.asked == [("savepoint", "s3://bucket/x", 3.0)]
+    assert late.asked == [Savepoint("s3://bucket/x", 3.0)]
     assert "it waits for a task" in capsys.readouterr().err

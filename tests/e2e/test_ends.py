@@ -21,6 +21,7 @@ import penstock as ps
 from penstock.actors.cluster import find_master, program_has_ended
 from penstock.actors.job_master import _RayCarrier
 from penstock.actors.ray_link import RayLink
+from penstock.host.carry.requests import Records, Release, Request
 from penstock.host.process.linger import Driver
 from penstock.jobs.job import Job
 from tests.e2e.processes import (
@@ -352,11 +353,11 @@ def test_a_jobmaster_hears_however_many_handles_wait_for_the_end(cluster: str, f
 
 
 @pytest.mark.parametrize(
-    ("call", "sent"),
-    [("collected", signal.SIGKILL), ("collected", signal.SIGSTOP), ("release", signal.SIGSTOP)],
+    ("kind", "sent"),
+    [(Records, signal.SIGKILL), (Records, signal.SIGSTOP), (Release, signal.SIGSTOP)],
 )
 def test_a_jobmaster_that_dies_or_hangs_after_the_end_of_its_job_is_replaced(
-    call: str,
+    kind: type[Request[Any]],
     sent: signal.Signals,
     cluster: str,
     fresh_name: Callable[[], str],
@@ -365,15 +366,15 @@ def test_a_jobmaster_that_dies_or_hangs_after_the_end_of_its_job_is_replaced(
 ) -> None:
     """Between the end and the release there are no workers that could kill a JobMaster which hangs. Another JobMaster
     must come to the end again before it tells what the Collect sinks have."""
-    original = getattr(RayLink, call)
+    original = RayLink.ask
     masters: list[int] = []
 
-    def signalled(self: RayLink, *arguments: Any, **options: Any) -> Any:
-        if masters and (call != "collected" or options.get("last")):
+    def signalled(self: RayLink, request: Request[Any]) -> Any:
+        if masters and isinstance(request, kind) and getattr(request, "last", True):
             os.kill(masters.pop(), sent)
-        return original(self, *arguments, **options)
+        return original(self, request)
 
-    monkeypatch.setattr(RayLink, call, signalled)
+    monkeypatch.setattr(RayLink, "ask", signalled)
     begin = tmp_path / "begin"
 
     def held(i: int) -> int:

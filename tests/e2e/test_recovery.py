@@ -21,6 +21,7 @@ import ray
 
 import penstock as ps
 from penstock.actors.cluster import NAMESPACE, master_name
+from penstock.host.carry.requests import Cancel, Stop
 from penstock.jobs.job import Job
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.worker.blackbox import Watcher
@@ -285,9 +286,9 @@ def test_a_master_before_the_first_epoch_and_right_after_stop(
     wait_gone(sorted(gone), 10.0)
 
 
-@pytest.mark.parametrize(("method", "end"), [("stop", "FINISHED"), ("cancel", "CANCELLED")])
+@pytest.mark.parametrize(("request_", "end"), [(Stop(), "FINISHED"), (Cancel(), "CANCELLED")], ids=["stop", "cancel"])
 def test_what_somebody_asked_for_who_has_gone(
-    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, method: str, end: str
+    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, request_: Stop | Cancel, end: str
 ) -> None:
     """The JobMaster dies before the workers have heard of it; its next life knows."""
     flow, check = numbers_flow(fresh_name(), tmp_path / "out")
@@ -297,7 +298,7 @@ def test_what_somebody_asked_for_who_has_gone(
     master = master_pid(job)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    ray.get(getattr(job._link.handle, method).options(max_task_retries=0).remote())  # nothing of it is pending now
+    ray.get(job._link.handle.ask.options(max_task_retries=0).remote(request_))  # nothing of it is pending now
     for pid in (master, *pids):
         kill(pid)
     assert job.wait(LIMIT_S, progress=False)["state"] == end

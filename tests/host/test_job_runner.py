@@ -12,6 +12,7 @@ import penstock as ps
 from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.job_runner import JobRunner
 from penstock.host.carry.notes import Notes
+from penstock.host.carry.requests import Cancel, Outcome, Ping, Release
 from penstock.host.process import linger
 from penstock.host.process.linger import Driver
 from penstock.host.process.worker_process import WorkerOptions
@@ -81,13 +82,13 @@ def test_that_the_job_has_ended_is_noted_before_its_epochs_go(tmp_path: Path, mo
     monkeypatch.setattr(Store, "destroy", lambda store: (noted.append(carrier.notes.noted("ended")), destroy()))
     runner = runner_of(carrier, tmp_path / "out", store)
     driver = Driver.here("node")
-    runner.ping(driver)
-    runner.cancel()
+    runner.ask(Ping(driver))
+    runner.ask(Cancel())
     noted.clear()
     runner.start()
-    assert runner.outcome(driver).state == "CANCELLED"
+    assert runner.ask(Outcome(driver)).state == "CANCELLED"
     noted.clear()
-    runner.release(driver)
+    runner.ask(Release(driver))
     assert carrier.has_left.wait(LIMIT_S)
     assert noted
     assert all(noted)
@@ -98,9 +99,9 @@ def test_a_driver_is_not_released_before_the_end(tmp_path: Path) -> None:
     carrier = Carrier(Dict(), again=False)
     runner = runner_of(carrier, tmp_path / "out")
     driver = Driver.here("node")
-    runner.ping(driver)
+    runner.ask(Ping(driver))
     runner.start()
-    releasing = threading.Thread(target=runner.release, args=(driver,), daemon=True)
+    releasing = threading.Thread(target=runner.ask, args=(Release(driver),), daemon=True)
     releasing.start()
     releasing.join(0.2)
     assert releasing.is_alive()

@@ -22,6 +22,7 @@ import pytest
 import penstock as ps
 from penstock.bridge.session import SparkOptions
 from penstock.host.carry import job_runner, store_keeper
+from penstock.host.carry.requests import Migrate, Rescale
 from penstock.host.decide.status import no_status
 from penstock.host.process.network import Network, TransportName
 from penstock.host.process.worker_process import WorkerOptions
@@ -950,7 +951,7 @@ def test_what_a_job_that_has_ended_is_asked_names_it_and_its_state(
         with pytest.raises(ps.JobError, match=message):
             ask()
     # Another program reaches the host before it hears of the job's end.
-    for ask in (lambda: job._link.ask("rescale", "count", 3), lambda: job._link.ask("migrate", {"count[0]": 0})):
+    for ask in (lambda: job._link.ask(Rescale("count", 3)), lambda: job._link.ask(Migrate({"count[0]": 0}))):
         with pytest.raises(ps.JobError, match=message):
             ask()
 

@@ -28,6 +28,23 @@ from penstock.host.carry.links import AllWorkers, Link
 from penstock.host.carry.opening import STORE_RETRY_S, Opening, sinks_of
 from penstock.host.carry.processes import CannotStart, ProcessDied, Processes, RelayStarter, WorkerHandle
 from penstock.host.carry.relay_runner import RelayRunner
+from penstock.host.carry.requests import (
+    Cancel,
+    LastStatus,
+    Lines,
+    Migrate,
+    Outcome,
+    Ping,
+    Records,
+    Release,
+    Request,
+    Rescale,
+    Savepoint,
+    Status,
+    Stop,
+    StopWithSavepoint,
+    Traffic,
+)
 from penstock.host.carry.spark_runner import SparkRunner, StartBridge
 from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
 from penstock.host.decide.alignment import ALIGN_S, Alignment, aligned_tasks
@@ -65,7 +82,7 @@ from penstock.host.decide.process_commands import (
 )
 from penstock.host.decide.resequencer import Resequencer
 from penstock.host.decide.status import NO_RELAY_REPORT, StatusBuilder, hook_words, outage_words
-from penstock.host.process.collected import Collected, Encoded, EncodedSinkRecords
+from penstock.host.process.collected import Collected, EncodedSinkRecords
 from penstock.host.process.hangs import SilenceDetector
 from penstock.host.process.linger import Driver, Drivers
 from penstock.host.process.machine import machine_id
@@ -179,6 +196,14 @@ class Carrier(Protocol):
         """Called once, when the processes of all workers have started."""
         ...
 
+    def migrating(self) -> None:
+        """Called when a driver asks for tasks to be migrated. From then on no other task is moved without a request."""
+        ...
+
+    def traffic(self) -> list[dict[str, Any]]:
+        """Returns the load and the traffic of tasks, as measured last. Raises JobError when they are not measured."""
+        ...
+
     def driver_lives(self, driver: Driver) -> bool:
         """Returns whether a driver's process still exists."""
         ...
@@ -259,16 +284,44 @@ class JobRunner:
 
     # --- asked by drivers ----------------------------------------------------------------------------------
 
-    def outcome(self, driver: Driver) -> JobEnd:
-        """Waits for the end of the job, and returns it. The runner stays until the driver calls `release`, or dies."""
-        self._drivers.came(driver)
-        self.ended.wait()
-        assert self._end is not None
-        return self._end
-
-    def ping(self, driver: Driver) -> None:
-        """Returns, which shows the driver that this process lives, and notes that the driver lives."""
-        self._drivers.came(driver)
+    def ask(self, request: Request[Any]) -> Any:
+        """Returns the answer to a driver's request."""
+        match request:
+            case Status():
+                return self.status()
+            case Ping(driver):
+                self._drivers.came(driver)
+            case Outcome(driver):
+                self._drivers.came(driver)
+                self.ended.wait()
+                return self._end
+            case LastStatus():
+                self.ended.wait()
+                return self._last_status
+            case Records(channel, last):
+                if last:
+                    self.ended.wait()
+                return self._collected.get(channel)
+            case Lines(driver, seen, timeout_s):
+                return self._lines(driver, seen, timeout_s)
+            case Stop():
+                self._stop()
+            case Cancel():
+                self._cancel()
+            case Savepoint(place, timeout_s):
+                self._savepoint(place, timeout_s)
+            case StopWithSavepoint(place):
+                self._stop_with_savepoint(place)
+            case Rescale(operator, parallelism):
+                self._ask(lambda host, number: host.rescale(number, operator, parallelism, time.monotonic()))
+            case Migrate(tasks):
+                self._carrier.migrating()
+                self._ask(lambda host, number: host.migrate(number, tasks, time.monotonic()))
+            case Traffic():
+                return self._carrier.traffic()
+            case Release(driver):
+                self._release(driver)
+        return None
 
     def status(self) -> dict[str, Any]:
         """Returns the job's status as plain data. After the job's end, this is the last status."""
@@ -276,46 +329,28 @@ class JobRunner:
             return self._last_status
         return self._build_status()
 
-    def last_status(self) -> dict[str, Any]:
-        """Waits for the end of the job, and returns its last status."""
-        self.ended.wait()
-        return self.status()
-
-    def stop(self) -> None:
-        """Asks the job to end its sources. The job finishes when all records that were read have come through."""
+    def _stop(self) -> None:
         if self.ended.is_set():
             return
         self._stopping = True
         self._events.put(lambda host: host.stop(time.monotonic()))
         self._note("stop")
 
-    def cancel(self) -> None:
-        """Asks the job to end at once. Records on their way are dropped."""
+    def _cancel(self) -> None:
         if self.ended.is_set():
             return
         self._cancelling = True
         self._events.put(lambda host: host.cancel(time.monotonic()))
         self._note("cancel")
 
-    def release(self, driver: Driver) -> None:
-        """Notes that a driver has fetched its results after the job's end. The runner ends after the last driver. A
-        runner that was started again comes to the end of the job first: the driver must not go on before."""
+    def _release(self, driver: Driver) -> None:
+        """A runner that was started again comes to the end of the job first: the driver must not go on before."""
         self.ended.wait()
         if self._drivers.has_all(driver):
             self._remove_epochs()
             self._drivers.wake()
 
-    def collected(self, channel: str, last: bool = False) -> list[Encoded]:
-        """Returns the encoded records that a Collect sink has sent; with `last`, after waiting for the job's end."""
-        if last:
-            self.ended.wait()
-        return self._collected.get(channel)
-
-    def console(self, driver: Driver, seen: int | None, timeout: float) -> tuple[int, list[str]]:
-        """Waits until a Console sink has sent more than `seen` lines, which the driver has printed. Returns the number
-        of lines so far, and the new lines. While the driver lives, no line is left out: sinks wait for it. Lines that
-        nobody has printed are kept up to a limit for a driver that comes later. `seen` is None when the driver prints
-        no more lines."""
+    def _lines(self, driver: Driver, seen: int | None, timeout_s: float) -> tuple[int, list[str]]:
         with self._console_more:
             self._has_printed = True
             if seen is None:
@@ -325,13 +360,11 @@ class JobRunner:
             # A driver may have seen more lines than there are, from a JobMaster that has died.
             seen = self._printed[driver] = min(seen, self._console_total)
             self._console_more.notify_all()
-            self._console_more.wait_for(lambda: self._console_total > seen or self.ended.is_set(), timeout)
+            self._console_more.wait_for(lambda: self._console_total > seen or self.ended.is_set(), timeout_s)
             new = min(self._console_total - seen, len(self._console))
             return self._console_total, list(self._console)[len(self._console) - new :]
 
-    def savepoint(self, url: str, timeout_s: float | None = None) -> None:
-        """Saves the state of all tasks in a place that the user has named. Returns when it is written. After
-        `timeout_s` seconds it gives the savepoint up, and raises TimeoutError, which says what it has waited for."""
+    def _savepoint(self, url: str, timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         place_answers = threading.Event()
 
@@ -363,9 +396,7 @@ class JobRunner:
             f"{self._what_is_wrong()}The savepoint is given up, and the job goes on."
         )
 
-    def stop_with_savepoint(self, url: str) -> None:
-        """Ends the job at an epoch, which is saved in a place that the user has named. Returns when the savepoint is
-        written and the job is about to end. A driver may call this again when the host of the job has died since."""
+    def _stop_with_savepoint(self, url: str) -> None:
 
         def begin() -> None:
             try:
@@ -407,14 +438,6 @@ class JobRunner:
             said = [failure, f"the job waits for {waits_for}" if waits_for else None]
             return "".join(f"The status says: {one.rstrip('.')}. " for one in said if one)
         return ""
-
-    def rescale(self, operator: str, parallelism: int) -> None:
-        """Gives an operator another number of tasks. Returns when these tasks run."""
-        self._ask(lambda host, number: host.rescale(number, operator, parallelism, time.monotonic()))
-
-    def migrate(self, tasks: dict[str, int]) -> None:
-        """Migrates tasks, given by name, to other workers. Returns when they run there."""
-        self._ask(lambda host, number: host.migrate(number, tasks, time.monotonic()))
 
     def _ask(self, ask: Callable[[JobHost, int], list[HostCommand]]) -> None:
         """Gives a driver's request to the JobHost, and waits for the JobHost's reply."""
@@ -619,9 +642,9 @@ class JobRunner:
             if carrier.notes.noted("ended"):
                 return JobEnd("FINISHED")
             if carrier.notes.noted("stop"):
-                self.stop()
+                self._stop()
             if carrier.notes.noted("cancel"):
-                self.cancel()
+                self._cancel()
         if not opening.lock_places():
             return JobEnd("CANCELLED")
         found = opening.find()
