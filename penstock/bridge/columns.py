@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.expressions import Aggregation, Expr, kernels, named, tree
-from penstock.runtime.expressions.pattern import JAVA_FLAGS
+from penstock.runtime.expressions.operations import OPERATIONS, infer
 from penstock.runtime.expressions.tree import Alias, Call, Column
 from penstock.runtime.expressions.typed import (
     BIGINT,
@@ -35,11 +35,8 @@ from penstock.runtime.expressions.typed import (
     DOUBLE,
     NULL,
     STRING,
-    STRINGS,
     TIMESTAMP,
     Type,
-    call_type,
-    infer,
     kind,
     literal_type,
 )
@@ -70,7 +67,6 @@ _TEXT_CASTS = {
 }
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH_DAY = date(1970, 1, 1)
-_NULL_TYPES = {"str": STRING, "list": STRINGS, "dt": TIMESTAMP, "json": STRING, "concat": STRING}
 
 Exprs = Mapping[str, Expr] | Sequence[Expr | str]
 
@@ -260,24 +256,17 @@ class _Writer:
         assert isinstance(expr, Call)
         parts = [self._column(arg) for arg in expr.args]
         types = [found for _, found in parts]
-        found = call_type(expr, types)
-        args = [self._typed_null(expr, column, each) for column, each in parts]
-        return self._call(expr, args, types), found
-
-    def _typed_null(self, expr: Call, column: SparkColumn, found: Type) -> SparkColumn:
-        """Returns a null of the type that the operation takes, where Spark could not use an untyped one."""
-        if found != NULL:
-            return column
-        if expr.op in ("and", "or", "not"):
-            return column.cast(BOOLEAN)
-        if expr.op == "regexp_matches":
-            return column.cast(STRING)
-        if expr.op in ("add", "sub", "mul", "idiv", "mod", "neg", "dt.from_epoch_ms"):
-            return column.cast(BIGINT)
-        if expr.op == "div":
-            return column.cast(DOUBLE)
-        target = _NULL_TYPES.get(expr.op.partition(".")[0])
-        return column if target is None else column.cast(target)
+        operation = OPERATIONS[expr.op]
+        found = operation.type(expr, types)
+        args = [
+            column.cast(wanted) if of == NULL and (wanted := _null_type(expr, i)) else column
+            for i, (column, of) in enumerate(parts)
+        ]
+        if operation.spark is None:
+            return WRITTEN_HERE[expr.op](self, expr, args[0], types[0]), found
+        params = [self._literal(each.value) if isinstance(each, tree.Literal) else each for each in expr.params]
+        made: SparkColumn = operation.spark(F, *args, *params)
+        return made, found
 
     def _literal(self, value: Any) -> SparkColumn:
         from pyspark.sql import functions as F  # noqa: N812
@@ -293,77 +282,16 @@ class _Writer:
         assert isinstance(value, date)
         return F.date_from_unix_date(F.lit((value - _EPOCH_DAY).days))
 
-    def _call(self, expr: Call, args: list[SparkColumn], types: list[Type]) -> SparkColumn:
+    def json(self, expr: Call, text: SparkColumn, _: Type) -> SparkColumn:
+        """Returns the column of a field of a JSON text."""
+        found = self.parsed.get(tree.key(expr.args[0]))
+        return found(expr.params[0]) if found else _inside(self._parse(text, expr.params), expr.params[0])
+
+    def cast(self, expr: Call, column: SparkColumn, source: Type) -> SparkColumn:
+        """Returns the column of a cast."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        op, params = expr.op, expr.params
-        if op in _COLUMN_OPERATORS:
-            made: SparkColumn = _COLUMN_OPERATORS[op](*args)
-            return made
-        group, _, name = op.partition(".")
-        a = args[0]
-        if op == "div" and (None in types or "decimal" in map(kind, types)):
-            # A decimal beside a double, or what is not known; Spark divides all else as doubles by itself.
-            return args[0].cast(DOUBLE) / args[1].cast(DOUBLE)
-        if op == "div":
-            return args[0] / args[1]
-        if op == "idiv":
-            return F.call_function("div", *args)
-        if op == "isin":
-            values = [self._literal(value.value) for value in params]
-            return a.isin(values) if values else F.lit(False)
-        if op == "cast":
-            return self._cast(a, types[0], params[0])
-        if op == "when":
-            pairs = list(zip(args[:-1:2], args[1::2], strict=False))
-            chain = F.when(*(self._condition(*pairs[0], types[0])))
-            for i, (condition, value) in enumerate(pairs[1:], 1):
-                chain = chain.when(*(self._condition(condition, value, types[2 * i])))
-            return chain.otherwise(args[-1])
-        if op == "coalesce":
-            return F.coalesce(*args)
-        if op == "concat":
-            return F.concat(*args)
-        if op == "json":
-            found = self.parsed.get(tree.key(expr.args[0]))
-            return found(params[0]) if found else _inside(self._parse(a, params), params[0])
-        if op == "regexp_matches":
-            return a.rlike(JAVA_FLAGS + params[0])
-        if op == "list.get":
-            return F.get(a, F.lit(params[0]))
-        if op == "list.len":
-            return F.array_size(a).cast(BIGINT)
-        if op in ("str.upper", "str.lower"):
-            return F.upper(a) if name == "upper" else F.lower(a)
-        if op == "str.length":
-            return F.length(a).cast(BIGINT)
-        if group == "str" and name in _STRIPS:
-            function, characters_first = _STRIPS[name]
-            characters = F.lit(params[0])
-            return F.call_function(function, *((characters, a) if characters_first else (a, characters)))
-        if op == "str.substr":
-            return a.substr(*params)
-        if op == "str.replace":
-            return F.replace(a, *map(F.lit, params))
-        if op == "str.split":
-            return F.split(a, "".join(f"\\x{{{ord(c):x}}}" for c in params[0]), -1)
-        if op == "dt.epoch_ms":
-            return F.unix_millis(a)
-        if op == "dt.from_epoch_ms":
-            least, greatest = (F.expr(f"{n}L") for n in (kernels.EPOCH_MS_MIN, kernels.EPOCH_MS_MAX))
-            return F.when((a >= least) & (a <= greatest), F.timestamp_millis(a))
-        if op == "dt.truncate":
-            return F.date_trunc(params[0], a)
-        assert op in ("dt.year", "dt.month", "dt.day", "dt.hour", "dt.minute", "dt.second"), op
-        part: SparkColumn = getattr(F, {"day": "dayofmonth"}.get(name, name))(a)
-        return part.cast(BIGINT)
-
-    def _condition(self, condition: SparkColumn, value: SparkColumn, found: Type) -> tuple[SparkColumn, SparkColumn]:
-        return (condition.cast(BOOLEAN) if found == NULL else condition), value
-
-    def _cast(self, column: SparkColumn, source: Type, target: str) -> SparkColumn:
-        from pyspark.sql import functions as F  # noqa: N812
-
+        target = expr.params[0]
         if target == "int":
             return column.cast("int").cast(BIGINT)
         plain = column.cast(target)
@@ -378,29 +306,18 @@ class _Writer:
         return F.when((found >= least) & (found <= greatest), found)  # a zone can lead out of the years 1 to 9999
 
 
-_COLUMN_OPERATORS: dict[str, Callable[..., Any]] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "mod": lambda a, b: a % b,
-    "neg": lambda a: -a,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "not": lambda a: ~a,
-    "between": lambda a, low, high: (a >= low) & (a <= high),
-    "is_null": lambda a: a.isNull(),
-    "is_not_null": lambda a: a.isNotNull(),
-    "str.contains": lambda a, b: a.contains(b),
-    "str.startswith": lambda a, b: a.startswith(b),
-    "str.endswith": lambda a, b: a.endswith(b),
+#: The operations whose columns need more than the operands' columns.
+WRITTEN_HERE: dict[str, Callable[[_Writer, Call, SparkColumn, Type], SparkColumn]] = {
+    "cast": _Writer.cast,
+    "json": _Writer.json,
 }
-_STRIPS = {"strip": ("btrim", False), "lstrip": ("ltrim", True), "rstrip": ("rtrim", True)}  # (name, order)
+
+
+def _null_type(call: Call, i: int) -> str | None:
+    """Returns the type that a null as the i-th operand must have, as Spark could not use an untyped one."""
+    if call.op == "when" and i % 2 == 0 and i < len(call.args) - 1:
+        return BOOLEAN
+    return next(iter(OPERATIONS[call.op].takes), None)
 
 
 def _json_depth(expr: Expr) -> int:

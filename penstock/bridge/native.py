@@ -36,6 +36,7 @@ from penstock.bridge.session import Session
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.expressions import Aggregation, Expr, col, count, lit, max_, tree, when
 from penstock.runtime.expressions.aggregates import inputs_of
+from penstock.runtime.expressions.operations import infer
 from penstock.runtime.expressions.tree import DECIMAL_DIGITS
 from penstock.runtime.expressions.typed import (
     BIGINT,
@@ -46,7 +47,6 @@ from penstock.runtime.expressions.typed import (
     TIMESTAMP,
     Schema,
     decimal_size,
-    infer,
 )
 from penstock.runtime.operators.agg import Agg
 from penstock.runtime.operators.base import Operator

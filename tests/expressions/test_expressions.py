@@ -9,9 +9,11 @@ import copy
 import math
 import pickle
 import random
+import re
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, localcontext
 from functools import reduce
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -19,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.bridge.columns import WRITTEN_HERE
 from penstock.runtime.errors import FlowError, PenstockError, RecordError
 from penstock.runtime.expressions import (
     Closure,
@@ -34,14 +37,17 @@ from penstock.runtime.expressions import (
     concat,
     count,
     jsontext,
+    kernels,
     lit,
     max_,
     mean,
     named,
     sum_,
+    tree,
     when,
 )
-from penstock.runtime.expressions.tree import Call
+from penstock.runtime.expressions.operations import OPERATIONS
+from penstock.runtime.expressions.tree import BINARY, Call
 from penstock.runtime.records.userfunc import ErrorHandler, apply
 from tests.expressions.random_expressions import SCHEMA, VALUES, evaluate, expression, record, same_value
 
@@ -549,6 +555,14 @@ def test_an_expression_cannot_smuggle_code_into_the_function() -> None:
     assert value(col(evil) == evil, **{evil: evil}) is True
     assert value(s.json(evil + ".x").is_null(), s="{}") is True
     assert compile_select({evil: s.str.replace(evil, evil)})([{"s": evil}]) == [{evil: evil}]
+
+
+def test_every_operation_that_users_can_write_has_one_whole_row() -> None:
+    written = re.findall(r'(?:Call|When|_both_ways|_comparison|_strip)\("([\w.]+)"', Path(tree.__file__).read_text())
+    assert set(written) == set(OPERATIONS)
+    assert {op for op, operation in OPERATIONS.items() if operation.spark is None} == set(WRITTEN_HERE)
+    for op in set(BINARY) & set(vars(kernels)):
+        assert getattr(kernels, op).__name__ == op  # the name that generated code calls it by
 
 
 # --- aggregations -----------------------------------------------------------------------------------------------

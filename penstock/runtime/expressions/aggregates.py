@@ -28,6 +28,7 @@ from typing import Any
 
 from penstock.runtime.errors import FlowError, shorten
 from penstock.runtime.expressions import kernels, tree
+from penstock.runtime.expressions.operations import infer
 from penstock.runtime.expressions.tree import BIGINT_MAX, BIGINT_MIN, DECIMAL_DIGITS, Expr, bare, col
 from penstock.runtime.expressions.typed import (
     BIGINT,
@@ -41,7 +42,6 @@ from penstock.runtime.expressions.typed import (
     Type,
     decimal_size,
     decimal_type,
-    infer,
     kind,
 )
 from penstock.runtime.scalars import python_number

@@ -18,71 +18,18 @@ A function must never keep or change a record, and reads no field that the expre
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Literal
 
 from penstock.runtime.errors import FlowError, PenstockError, shorten
-from penstock.runtime.expressions import jsontext, kernels, pattern, tree
+from penstock.runtime.expressions import jsontext, kernels, tree
+from penstock.runtime.expressions.operations import OPERATIONS, infer
 from penstock.runtime.expressions.tree import BIGINT_MAX, BIGINT_MIN, Alias, Call, Column, Expr
-from penstock.runtime.expressions.typed import (
-    ARITHMETIC,
-    BIGINT,
-    BOOLEAN,
-    DATE,
-    DOUBLE,
-    NULL,
-    STRING,
-    TIMESTAMP,
-    Schema,
-    Type,
-    call_type,
-    decimal_size,
-    infer,
-    kind,
-    literal_type,
-)
+from penstock.runtime.expressions.typed import BOOLEAN, NULL, Schema, Type, kind
 
 Shape = Literal["filter", "select", "with_columns", "value"]
 
 _GENERATED = __file__.removesuffix(".py") + ".generated"  # in tracebacks, so that nobody takes it for the user's code
-_EXACT_AS_DOUBLE = 2**53  # integers up to here are doubles, so comparing exactly and as doubles is the same
 _DEPTH = 12  # nested operations in one Python expression; its parser gives up at 200 brackets
-_OPERATORS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
-_MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
-_INLINE = {"add": "+", "sub": "-", "mul": "*"}
-_CASTS = {
-    "int": "to_int",
-    BIGINT: "to_bigint",
-    DOUBLE: "to_double",
-    STRING: "to_string",
-    BOOLEAN: "to_boolean",
-    TIMESTAMP: "to_timestamp",
-    DATE: "to_date",
-}
-# Operations on operands that are not null, as Python; {0} and {1} stand for the operands, {p} for the parameters.
-_CODE = {
-    "str.upper": "{0}.upper()",
-    "str.lower": "{0}.lower()",
-    "str.length": "len({0})",
-    "str.strip": "{0}.strip({p[0]})",
-    "str.lstrip": "{0}.lstrip({p[0]})",
-    "str.rstrip": "{0}.rstrip({p[0]})",
-    "str.contains": "({1} in {0})",
-    "str.startswith": "{0}.startswith({1})",
-    "str.endswith": "{0}.endswith({1})",
-    "str.replace": "{0}.replace({p[0]}, {p[1]})",
-    "str.split": "{0}.split({p[0]})",
-    "list.len": "len({0})",
-    "dt.year": "calendar({0}).year",
-    "dt.month": "calendar({0}).month",
-    "dt.day": "calendar({0}).day",
-    "dt.hour": "utc({0}).hour",
-    "dt.minute": "utc({0}).minute",
-    "dt.second": "utc({0}).second",
-}
-_MAY_BE_NULL = frozenset({"div", "idiv", "mod", "cast", "json", "list.get", "dt.from_epoch_ms"})  # of what is not null
-_NEVER_NULL = frozenset({"is_null", "is_not_null"})
 
 
 class MissingField(PenstockError, LookupError):
@@ -148,7 +95,7 @@ class Closure:
         return str(functions["source"])
 
     def _build(self) -> dict[str, Any]:
-        writer = _Writer(self.schema)
+        writer = Writer(self.schema)
         source = writer.program(self.shape, self.exprs)
         functions = writer.names
         functions["explained"] = self._explained
@@ -200,7 +147,7 @@ def compile_value(expr: Expr, schema: Schema | None = None) -> Closure:
     return Closure("value", {"": tree.lit(expr)}, schema)
 
 
-class _Writer:
+class Writer:
     """Writes the source text of one closure."""
 
     def __init__(self, schema: Schema | None) -> None:
@@ -268,7 +215,7 @@ class _Writer:
         return found
 
     def _decode(self, text: tuple[Any, ...], expr: Expr) -> str:
-        decode = self._constant(("decode", text), lambda: jsontext.decoder(self._texts[text]))
+        decode = self.constant(("decode", text), lambda: jsontext.decoder(self._texts[text]))
         return f"{decode}({self.value(expr)})"
 
     # --- what is known before running -------------------------------------------------------------------------
@@ -277,7 +224,7 @@ class _Writer:
         found = self._types.get(id(expr))
         if found is None:
             if isinstance(expr, Call):
-                name = call_type(expr, [self.type(arg) for arg in expr.args])
+                name = OPERATIONS[expr.op].type(expr, [self.type(arg) for arg in expr.args])
             else:
                 name = infer(expr, self.schema)
             found = self._types[id(expr)] = (expr, name)  # the expression is kept, so that its id stays its own
@@ -286,20 +233,13 @@ class _Writer:
     def kind(self, expr: Expr) -> Type:
         return kind(self.type(expr))
 
-    def nullable(self, expr: Expr) -> bool:
-        if isinstance(expr, tree.Literal):
-            return expr.value is None
-        if not isinstance(expr, Call):
-            return True
-        return expr.op not in _NEVER_NULL and (expr.op in _MAY_BE_NULL or any(map(self.nullable, expr.args)))
-
     # --- names --------------------------------------------------------------------------------------------------
 
-    def _temp(self) -> str:
+    def temp(self) -> str:
         self._temps += 1
         return f"t{self._temps - 1}"
 
-    def _constant(self, key: tuple[Any, ...], make: Callable[[], Any]) -> str:
+    def constant(self, key: tuple[Any, ...], make: Callable[[], Any]) -> str:
         if key not in self._constants:
             name = self._constants[key] = f"c{len(self._constants)}"
             self.names[name] = make()
@@ -312,10 +252,17 @@ class _Writer:
             return repr(value)
         if isinstance(value, str) and len(value) <= 80:
             return ascii(value)
-        return self._constant((type(value).__name__, repr(value)), lambda: value)
+        return self.constant((type(value).__name__, repr(value)), lambda: value)
 
-    def _kernel(self, name: str, *codes: str) -> str:
-        return f"{name}({', '.join(codes)})"
+    def kernel(self, function: Callable[..., Any], *codes: str) -> str:
+        """Returns the code that calls a function of `kernels`."""
+        return f"{function.__name__}({', '.join(codes)})"
+
+    def function(self, body: str) -> str:
+        """Defines a function of the record with a body of its own, and returns the code that calls it."""
+        call = f"part{len(self._helpers)}({', '.join(['r', *self._decoded.values()])})"
+        self._helpers.append(f"def {call}:\n{body}")
+        return call
 
     # --- values -------------------------------------------------------------------------------------------------
 
@@ -337,170 +284,45 @@ class _Writer:
             outer, self._depth = self._depth, 0
             code = write()
             self._depth = outer
-            variables = ", ".join(self._variables())
-            name = f"part{len(self._helpers)}"
-            self._helpers.append(f"def {name}({variables}):\n    return {code}\n")
-            return f"{name}({variables})"
+            return self.function(f"    return {code}\n")
         finally:
             self._depth -= 1
 
-    def _unless_null(self, args: Sequence[Expr], write: Callable[[list[str]], str]) -> str:
+    def unless_null(self, args: Sequence[Expr], write: Callable[[list[str]], str]) -> str:
         """Returns the result of `write` for the arguments' values, or None where one of them is null."""
-        operands, tests = self._operands(args)
+        operands, tests = self.operands(args)
         code = write(operands)
         return f"(None if {' or '.join(f'{test} is None' for test in tests)} else {code})" if tests else f"({code})"
 
-    def _operands(self, args: Sequence[Expr]) -> tuple[list[str], list[str]]:
+    def operands(self, args: Sequence[Expr]) -> tuple[list[str], list[str]]:
         """Returns names or literals for the arguments' values, and the code that sets these names, to be tested for
         None."""
         operands, tests = [], []
         for arg in args:
             code = self.value(arg)
             if not isinstance(arg, tree.Literal) or arg.value is None:
-                name = self._temp()
+                name = self.temp()
                 tests.append(f"({name} := {code})")
                 code = name
             operands.append(code)
         return operands, tests
 
     def _call(self, expr: Call) -> str:
-        op, args = expr.op, expr.args
-        if op in _OPERATORS:
-            return self._comparison(op, args[0], args[1], None)
-        if op in ARITHMETIC:
-            return self._arithmetic(expr)
-        if op in ("and", "or"):
-            return self._junction(expr)
-        if op == "not":
-            return self._unless_null(args[:1], lambda t: f"not {self._checked(args[0], t[0])}")
-        if op in ("is_null", "is_not_null"):
-            return self._null(args[0], op == "is_null")
-        if op == "isin":
-            return self._isin(expr, None)
-        if op == "cast":
-            return self._cast(expr)
-        if op == "when":
-            return self._when(expr)
-        if op == "coalesce":
-            return self._coalesce(expr)
-        if op == "json":
-            return self._json(expr)
-        if op in _CODE:
-            params = [self._literal(param) for param in expr.params]
-            return self._unless_null(args, lambda t: _CODE[op].format(*t, p=params))
-        if op == "str.substr":
-            start, length = expr.params
-            return self._unless_null(args, lambda t: f"{t[0]}[{start - 1}:{start - 1 + length}]")
-        if op == "regexp_matches":
-            search = self._constant(("re", expr.params[0]), lambda: pattern.searcher(expr.params[0]))
-            return self._unless_null(args, lambda t: f"{search}({t[0]}) is not None")
-        if op == "list.get":
-            return self._kernel("element", self.value(args[0]), str(expr.params[0]))
-        if op == "dt.truncate":
-            return self._kernel("truncate", self.value(args[0]), repr(expr.params[0]))
-        # neg, concat, epoch_ms, from_epoch_ms
-        return self._kernel(op.removeprefix("dt."), *map(self.value, args))
+        code = OPERATIONS[expr.op].code
+        if not isinstance(code, str):
+            return code(self, expr)
+        params = [self._literal(param) for param in expr.params]
+        return self.unless_null(expr.args, lambda t: code.format(*t, p=params))
 
-    def _null(self, expr: Expr, want: bool) -> str:
-        if isinstance(expr, tree.Literal):  # Python warns of literals beside `is`
-            return str((expr.value is None) is want)
-        return f"({self.value(expr)} is {'' if want else 'not '}None)"
-
-    def _checked(self, expr: Expr, code: str) -> str:
+    def checked(self, expr: Expr, code: str) -> str:
         """Returns the code of a boolean, which is checked at run time if its type is not known."""
         return code if self.type(expr) in (BOOLEAN, NULL) else f"boolean({code})"
 
-    def _junction(self, expr: Call) -> str:
-        """Returns the code of a & b or a | b with three values: one `decisive` operand decides; otherwise a null makes
-        the result null."""
-        decisive = expr.op == "or"
-        left, right = (self._checked(arg, self.value(arg)) for arg in expr.args)
-        a, b = self._temp(), self._temp()
-        return (
-            f"({decisive} if ({a} := {left}) is {decisive} or ({b} := {right}) is {decisive} "
-            f"else None if {a} is None or {b} is None else {not decisive})"
-        )
-
-    def _arithmetic(self, expr: Call) -> str:
-        op, args = expr.op, expr.args
-        kinds = [self.kind(arg) for arg in args]
-        if op in _INLINE:
-            sign = _INLINE[op]
-            if DOUBLE in kinds and set(kinds) <= {DOUBLE, BIGINT}:
-                return self._unless_null(args, lambda t: f"{t[0]} {sign} {t[1]}")
-            if set(kinds) == {BIGINT}:
-                return self._unless_null(args, lambda t: self._wrapped(f"{t[0]} {sign} {t[1]}"))
-            whole = [isinstance(arg, tree.Literal) and kinds[i] == BIGINT for i, arg in enumerate(args)]
-            if kinds.count(None) == 1 and any(whole):
-                other = args[whole.index(False)]
-                t = self._temp()
-                a, b = (self.value(arg) if whole[i] else t for i, arg in enumerate(args))
-                return (
-                    f"({self._wrapped(f'{a} {sign} {b}')} if ({t} := {self.value(other)}).__class__ is int "
-                    f"else {op}({a}, {b}))"
-                )
-            if None in kinds and set(kinds) <= {None, DOUBLE}:
-                # Beside a double an integer becomes one, as in Spark; two fields may be integers that wrap.
-                test = "in REALS" if DOUBLE in kinds else "is float"
-                operands, tests = self._operands(args)
-                a, b = operands
-                # Not `and`: the kernel takes both operands.
-                return f"({a} {sign} {b} if {' & '.join(f'({t}.__class__ {test})' for t in tests)} else {op}({a}, {b}))"
-        if op == "div" and DOUBLE in kinds and set(kinds) <= {DOUBLE, BIGINT}:
-            return self._unless_null(args, lambda t: f"({t[0]} / {t[1]} if {t[1]} else None)")
-        return self._kernel(op, *map(self.value, args))
-
-    def _wrapped(self, code: str) -> str:
-        t = self._temp()
+    def wrapped(self, code: str) -> str:
+        t = self.temp()
         return f"({t} if {BIGINT_MIN} <= ({t} := {code}) <= {BIGINT_MAX} else wrap({t}))"
 
-    def _cast(self, expr: Call) -> str:
-        target, source = expr.params[0], self.type(expr.args[0])
-        code = self.value(expr.args[0])
-        size = decimal_size(target)
-        if size is not None:
-            return f"{self._constant(('decimal', size), lambda: kernels.to_decimal(*size))}({code})"
-        if source is not None and source in (target, NULL):
-            return code
-        places = decimal_size(source)
-        if target == STRING and places is not None:
-            return f"{self._constant(('places', places), lambda: kernels.decimal_to_string(places[1]))}({code})"
-        return self._kernel(_CASTS[target], code)
-
-    def _when(self, expr: Call) -> str:
-        whole = self.type(expr)
-        code = self._as(whole, expr.args[-1])
-        pairs = list(zip(expr.args[:-1:2], expr.args[1::2], strict=False))
-        if len(pairs) > _DEPTH:  # each further condition is a bracket more
-            return self._kernel(self._when_function(pairs, code, whole), *self._variables())
-        for condition, value in reversed(pairs):
-            code = f"({self._as(whole, value)} if {self.truth(condition, True)} else {code})"
-        return code
-
-    def _variables(self) -> list[str]:
-        return ["r", *self._decoded.values()]
-
-    def _when_function(self, pairs: list[tuple[Expr, Expr]], last: str, whole: Type) -> str:
-        lines = [
-            f"    if {self.truth(condition, True)}:\n        return {self._as(whole, value)}\n"
-            for condition, value in pairs
-        ]
-        name = f"part{len(self._helpers)}"
-        self._helpers.append(f"def {name}({', '.join(self._variables())}):\n{''.join(lines)}    return {last}\n")
-        return name
-
-    def _coalesce(self, expr: Call) -> str:
-        whole = self.type(expr)
-        *firsts, last = (self._as(whole, arg) for arg in expr.args)
-        t = self._temp()
-        return "(" + "".join(f"{t} if ({t} := {first}) is not None else " for first in firsts) + f"{last})"
-
-    def _as(self, whole: Type, expr: Expr) -> str:
-        """Returns the code of a value of `when` or `coalesce`, as a double if the other values make it one."""
-        code = self.value(expr)
-        return self._kernel("to_double", code) if whole == DOUBLE and self.kind(expr) in (BIGINT, "decimal") else code
-
-    def _json(self, expr: Call) -> str:
+    def json(self, expr: Call) -> str:
         text = tree.key(expr.args[0])
         decoded = self._decoded.get(text) or self._decode(text, expr.args[0])
         first, *rest = expr.params[0]
@@ -509,7 +331,7 @@ class _Writer:
             self.names["walk"] = jsontext.walk
             return f"walk({code}, {tuple(rest)!r})"
         self.names["text_of"] = jsontext.text_of
-        t = self._temp()
+        t = self.temp()
         return f"({t} if ({t} := {code}).__class__ is str or {t} is None else text_of({t}))"
 
     # --- conditions ---------------------------------------------------------------------------------------------
@@ -521,112 +343,16 @@ class _Writer:
         return self._is(expr, want)
 
     def _truth(self, expr: Call, want: bool) -> str:
-        op, args = expr.op, expr.args
-        if op in ("and", "or"):
-            both = [self.truth(part, want) for part in _flat(expr, op)]
-            joint = " and " if (op == "and") is want else " or "
-            return f"({joint.join(both)})"
-        if op == "not":
-            return self.truth(args[0], not want)
-        if op in _OPERATORS:
-            return self._comparison(op if want else _OPPOSITE[op], args[0], args[1], True)
-        if op in ("is_null", "is_not_null"):
-            return self._null(args[0], (op == "is_null") is want)
-        if op == "isin":
-            return self._isin(expr, want)
-        return self._is(expr, want)
+        truth = OPERATIONS[expr.op].truth
+        return self._is(expr, want) if truth is None else truth(self, expr, want)
 
     def _is(self, expr: Expr, want: bool) -> str:
-        code = self._checked(expr, self.value(expr))
+        code = self.checked(expr, self.value(expr))
         return f"({code} is {want})"
-
-    def _comparison(self, op: str, left: Expr, right: Expr, truth: bool | None) -> str:
-        """Returns the code of a == b and so on. With `truth` only being true counts, so that null may be false."""
-        if isinstance(left, tree.Literal) and not isinstance(right, tree.Literal):
-            return self._comparison(_MIRRORED[op], right, left, truth)
-        how = self._how(op, left, right)
-        if how is None:
-            code = self._kernel(op, self.value(left), self.value(right))
-            return f"({code} is True)" if truth else code
-        if truth and op == "eq" and how == "{0} == {1}" and isinstance(right, tree.Literal):
-            return f"({self.value(left)} == {self.value(right)})"  # None equals no literal
-        operands, tests = self._operands((left, right))
-        code = how.format(*operands)
-        if not truth:
-            return f"(None if {' or '.join(f'{test} is None' for test in tests)} else {code})" if tests else f"({code})"
-        return f"({''.join(f'{test} is not None and ' for test in tests)}{code})"
-
-    def _how(self, op: str, left: Expr, right: Expr) -> str | None:
-        """Returns the Python code of a comparison of {0} and {1}, neither of them null, or None if only a kernel can
-        compare them."""
-        sign, a, b = _OPERATORS[op], self.kind(left), self.kind(right)
-        plain = f"{{0}} {sign} {{1}}"
-        with_nan = f"({plain} or {{0}} != {{0}})" if op in ("gt", "ge") else plain
-        if isinstance(right, tree.Literal) and right.value is not None:
-            value = right.value
-            if b in (STRING, BOOLEAN):
-                return plain if a in (None, b) else None
-            if b == TIMESTAMP:
-                return f"utc({{0}}) {sign} {{1}}"
-            if b == BIGINT and abs(value) <= _EXACT_AS_DOUBLE:
-                return plain if a in (BIGINT, "decimal") else with_nan if a in (None, DOUBLE) else None
-            if b == DOUBLE and abs(value) < _EXACT_AS_DOUBLE:  # at 2**53 itself, 2**53 + 1 as a double is equal
-                if a in (BIGINT, DOUBLE):
-                    return with_nan
-                return f"({with_nan} if {{0}}.__class__ is float else {op}({{0}}, {{1}}))" if a is None else None
-        if a == b and a in (BIGINT, STRING, BOOLEAN, DATE, "decimal"):
-            return plain
-        if a == b == TIMESTAMP:
-            return f"utc({{0}}) {sign} utc({{1}})"
-        return None
-
-    def _isin(self, expr: Call, want: bool | None) -> str:
-        """Returns the code of a membership test. `want` is as for `truth`; None asks for the value."""
-        values = [param.value for param in expr.params if param.value is not None]
-        has_null = len(values) < len(expr.params)
-        if not expr.params:
-            return str(want is False)
-        subject = expr.args[0]
-        quick = {literal_type(value) for value in values} in ({STRING}, {BOOLEAN}, {BIGINT}, {TIMESTAMP}) and all(
-            not isinstance(value, int) or abs(value) <= _EXACT_AS_DOUBLE for value in values
-        )
-        if not quick:
-            literals = tuple(param.value for param in expr.params)
-            several = self._constant(("values", tree.key(expr)), lambda: literals)
-            code = self._kernel("isin", self.value(subject), several)
-            return code if want is None else f"({code} is {want})"
-        members = self._constant(("set", tree.key(expr)), lambda: frozenset(values))
-        instants = isinstance(values[0], datetime)
-        if want is False and has_null:
-            return "False"
-        if want and not instants:
-            return f"({self.value(subject)} in {members})"
-        t = self._temp()
-        inside = f"{f'utc({t})' if instants else t} {'not in' if want is False else 'in'} {members}"
-        if want is not None:
-            return f"(({t} := {self.value(subject)}) is not None and {inside})"
-        return f"(None if ({t} := {self.value(subject)}) is None else {inside}{' or None' if has_null else ''})"
-
-
-def _flat(expr: Expr, op: str) -> Iterator[Expr]:
-    """Returns the operands of a chain of one operation, such as a & b & c, in their order."""
-    stack = [expr]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Call) and node.op == op:
-            stack.extend(reversed(node.args))
-        else:
-            yield node
 
 
 def _lower(expr: Expr) -> Expr:
-    """Returns the expression without aliases, and without operations that others can express."""
+    """Returns the expression without aliases."""
     if isinstance(expr, Alias):
         return _lower(expr.expr)
-    if not isinstance(expr, Call):
-        return expr
-    args = tuple(map(_lower, expr.args))
-    if expr.op == "between":
-        value, low, high = args
-        return Call("and", (Call("ge", (value, low)), Call("le", (value, high))))
-    return Call(expr.op, args, expr.params)
+    return Call(expr.op, tuple(map(_lower, expr.args)), expr.params) if isinstance(expr, Call) else expr

@@ -202,7 +202,7 @@ def _decimal(value: Decimal) -> Decimal:
 
 
 def _calculation(
-    what: str, plain: Callable[[Any, Any], Any], exact: Callable[[Decimal, Decimal], Decimal]
+    name: str, what: str, plain: Callable[[Any, Any], Any], exact: Callable[[Decimal, Decimal], Decimal]
 ) -> Callable[[Any, Any], Any]:
     def calculate(a: Any, b: Any) -> Any:
         if a is None or b is None:
@@ -218,12 +218,13 @@ def _calculation(
                 return wrap(plain(a, b))
         return plain(a, b)
 
+    calculate.__name__ = name
     return calculate
 
 
-add = _calculation("add", operator.add, _EXACT.add)
-sub = _calculation("subtract", operator.sub, _EXACT.subtract)
-mul = _calculation("multiply", operator.mul, _EXACT.multiply)
+add = _calculation("add", "add", operator.add, _EXACT.add)
+sub = _calculation("sub", "subtract", operator.sub, _EXACT.subtract)
+mul = _calculation("mul", "multiply", operator.mul, _EXACT.multiply)
 
 
 def neg(value: Any) -> Any:
@@ -371,11 +372,8 @@ def to_string(value: Any) -> str | None:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, datetime):
-        return (
-            utc(value).replace(tzinfo=None).isoformat(" ").rstrip("0").rstrip(".")
-            if value.microsecond
-            else (utc(value).replace(tzinfo=None).isoformat(" "))
-        )
+        text = utc(value).replace(tzinfo=None).isoformat(" ")
+        return text.rstrip("0") if value.microsecond else text
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, float):
@@ -443,23 +441,15 @@ def to_timestamp(value: Any) -> datetime | None:
     found = _TIMESTAMP.fullmatch(value)
     if found is None:
         return None
-    year, month, day, hour, minute, second, fraction, sign, zone_hours, zone_minutes = found.groups()
+    *whole, fraction, sign, zone_hours, zone_minutes = found.groups()
     offset = 0
     if sign:
         offset = int(zone_hours) * 60 + int(zone_minutes)
         if offset > _ZONE_MINUTES_MAX or int(zone_minutes) > 59:
             return None
+    year, month, day, hour, minute, second = (int(number or 0) for number in whole)
     try:
-        local = datetime(
-            int(year),
-            int(month),
-            int(day),
-            int(hour or 0),
-            int(minute or 0),
-            int(second or 0),
-            int((fraction or "0").ljust(6, "0")),
-            tzinfo=UTC,
-        )
+        local = datetime(year, month, day, hour, minute, second, int((fraction or "0").ljust(6, "0")), UTC)
         return local - timedelta(minutes=-offset if sign == "-" else offset)
     except (ValueError, OverflowError):
         return None

@@ -11,8 +11,8 @@ It must never be true or false: `if col("a") == 1` would always take the first b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ UNITS = ("year", "month", "week", "day", "hour", "minute", "second")
 _WHITESPACE = " \t\n\r\x0b\x0c"
 Text = str  # inside Expr the name str is a property
 
-_BINARY = {
+BINARY = {
     "eq": "==",
     "ne": "!=",
     "lt": "<",
@@ -43,6 +43,18 @@ _BINARY = {
 }
 _PREFIX = {"neg": "-", "not": "~"}
 _FREE = ("when", "coalesce", "concat")  # written as functions, not as methods
+
+
+Binary = Callable[["Expr", object], "Expr"]
+
+
+def _comparison(op: str) -> Binary:
+    return lambda left, right: Call(op, (left, _operand(right, BINARY[op])))
+
+
+def _both_ways(op: str) -> tuple[Binary, Binary]:
+    """Returns the methods of an operator for an expression on the left, and for one on the right of a plain value."""
+    return lambda left, right: Call(op, (left, lit(right))), lambda right, left: Call(op, (lit(left), right))
 
 
 class Expr:
@@ -65,6 +77,9 @@ class Expr:
         """Returns the record's fields that it reads, in the order in which it names them."""
         return tuple(dict.fromkeys(node.field for node in self.walk() if isinstance(node, Column)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]
+
     def walk(self) -> Iterator[Expr]:
         """Yields this expression and all expressions that it is made of, parents first."""
         stack: list[Expr] = [self]
@@ -80,85 +95,31 @@ class Expr:
     def type(self, schema: Mapping[Text, Text] | None = None) -> Text | None:
         """Returns the type of its values, given the types of the fields, or None where it depends on a field of unknown
         type. Raises FlowError when the types do not fit."""
-        from penstock.runtime.expressions.typed import infer
+        from penstock.runtime.expressions.operations import infer
 
         return infer(self, schema)
 
     # --- operators ------------------------------------------------------------------------------------------
 
-    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return _comparison("eq", self, other)
-
-    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return _comparison("ne", self, other)
-
-    def __lt__(self, other: object) -> Expr:
-        return _comparison("lt", self, other)
-
-    def __le__(self, other: object) -> Expr:
-        return _comparison("le", self, other)
-
-    def __gt__(self, other: object) -> Expr:
-        return _comparison("gt", self, other)
-
-    def __ge__(self, other: object) -> Expr:
-        return _comparison("ge", self, other)
-
-    def __add__(self, other: object) -> Expr:
-        return Call("add", (self, lit(other)))
-
-    def __radd__(self, other: object) -> Expr:
-        return Call("add", (lit(other), self))
-
-    def __sub__(self, other: object) -> Expr:
-        return Call("sub", (self, lit(other)))
-
-    def __rsub__(self, other: object) -> Expr:
-        return Call("sub", (lit(other), self))
-
-    def __mul__(self, other: object) -> Expr:
-        return Call("mul", (self, lit(other)))
-
-    def __rmul__(self, other: object) -> Expr:
-        return Call("mul", (lit(other), self))
-
-    def __truediv__(self, other: object) -> Expr:
-        """Returns the quotient as a double. It is null where the divisor is zero."""
-        return Call("div", (self, lit(other)))
-
-    def __rtruediv__(self, other: object) -> Expr:
-        return Call("div", (lit(other), self))
-
-    def __floordiv__(self, other: object) -> Expr:
-        """Divides integers and drops the fraction, as SQL does: `-7 // 2` is -3, where Python gives -4. The result is
-        null where the divisor is zero."""
-        return Call("idiv", (self, lit(other)))
-
-    def __rfloordiv__(self, other: object) -> Expr:
-        return Call("idiv", (lit(other), self))
-
-    def __mod__(self, other: object) -> Expr:
-        """Returns the remainder, with the sign of the dividend: -7 % 2 is -1, as in SQL, and not Python's 1. It is null
-        where the divisor is zero."""
-        return Call("mod", (self, lit(other)))
-
-    def __rmod__(self, other: object) -> Expr:
-        return Call("mod", (lit(other), self))
+    __eq__ = _comparison("eq")  # type: ignore[assignment]
+    __ne__ = _comparison("ne")  # type: ignore[assignment]
+    __lt__ = _comparison("lt")
+    __le__ = _comparison("le")
+    __gt__ = _comparison("gt")
+    __ge__ = _comparison("ge")
+    __add__, __radd__ = _both_ways("add")
+    __sub__, __rsub__ = _both_ways("sub")
+    __mul__, __rmul__ = _both_ways("mul")
+    # As in SQL, a quotient is a double, `//` drops the fraction (-7 // 2 is -3, where Python gives -4), and a remainder
+    # has the sign of the dividend (-7 % 2 is -1, not 1). All three are null where the divisor is zero.
+    __truediv__, __rtruediv__ = _both_ways("div")
+    __floordiv__, __rfloordiv__ = _both_ways("idiv")
+    __mod__, __rmod__ = _both_ways("mod")
+    __and__, __rand__ = _both_ways("and")
+    __or__, __ror__ = _both_ways("or")
 
     def __neg__(self) -> Expr:
         return Call("neg", (self,))
-
-    def __and__(self, other: object) -> Expr:
-        return Call("and", (self, lit(other)))
-
-    def __rand__(self, other: object) -> Expr:
-        return Call("and", (lit(other), self))
-
-    def __or__(self, other: object) -> Expr:
-        return Call("or", (self, lit(other)))
-
-    def __ror__(self, other: object) -> Expr:
-        return Call("or", (lit(other), self))
 
     def __invert__(self) -> Expr:
         return Call("not", (self,))
@@ -258,9 +219,6 @@ class Column(Expr):
     field: str
     optional: bool
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Column, (self.field, self.optional)
-
     @property
     def name(self) -> str:
         return self.field
@@ -275,9 +233,6 @@ class Literal(Expr):
 
     __slots__ = ("value",)
     value: Any
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Literal, (self.value,)
 
     def __repr__(self) -> str:
         return f"lit({quote(self.value)})"
@@ -296,20 +251,17 @@ class Call(Expr):
         for name, value in (("op", op), ("args", args), ("params", params)):
             object.__setattr__(self, name, value)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.op, self.args, self.params)
-
     def children(self) -> tuple[Expr, ...]:
         return self.args
 
     def __repr__(self) -> str:
         args = [bare(arg) for arg in self.args]
-        if self.op in _BINARY:
+        if self.op in BINARY:
             left, right = self.args
             # lit(1) == 2, as 1 == 2 would be no expression; and -a + b needs no brackets.
             texts = [repr(left) if _is_prefix(left) else operand(left, repr)]
             texts.append(repr(right) if _is_prefix(right) else operand(right))
-            return f" {_BINARY[self.op]} ".join(texts)
+            return f" {BINARY[self.op]} ".join(texts)
         if self.op in _PREFIX:
             return f"{_PREFIX[self.op]}{operand(self.args[0], literal=repr)}"
         if self.op == "when":
@@ -336,9 +288,6 @@ class Alias(Expr):
     __slots__ = ("called", "expr")
     expr: Expr
     called: str
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Alias, (self.expr, self.called)
 
     def children(self) -> tuple[Expr, ...]:
         return (self.expr,)
@@ -597,17 +546,13 @@ def operand(expr: Expr, literal: Any = bare) -> str:
     """Returns how an operand is written: in brackets if it is made by operators itself."""
     if isinstance(expr, Literal):
         return str(literal(expr))
-    if isinstance(expr, Call) and (expr.op in _BINARY or expr.op in _PREFIX):
+    if isinstance(expr, Call) and (expr.op in BINARY or expr.op in _PREFIX):
         return f"({expr!r})"
     return repr(expr)
 
 
 def _is_prefix(expr: Expr) -> bool:
     return isinstance(expr, Call) and expr.op in _PREFIX
-
-
-def _comparison(op: str, left: Expr, right: object) -> Expr:
-    return Call(op, (left, _operand(right, _BINARY[op])))
 
 
 def _operand(value: object, where: str) -> Expr:

@@ -18,7 +18,7 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.expressions.tree import DECIMAL_DIGITS, Alias, Call, Column, Expr, Literal
+from penstock.runtime.expressions.tree import DECIMAL_DIGITS, Call, Expr, Literal
 
 Type = str | None
 Schema = Mapping[str, str]
@@ -26,8 +26,7 @@ Schema = Mapping[str, str]
 BOOLEAN, BIGINT, DOUBLE, STRING = "boolean", "bigint", "double", "string"
 TIMESTAMP, DATE, STRINGS, NULL = "timestamp", "date", "array<string>", "null"
 
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-ARITHMETIC = frozenset({"add", "sub", "mul", "div", "idiv", "mod"})
+Rule = Callable[[Call, list[Type]], Type]
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _BIGINT_AS_DECIMAL = (20, 0)
@@ -97,45 +96,6 @@ def literal_type(value: Any) -> str:
     return DATE
 
 
-def infer(expr: Expr, schema: Schema | None = None) -> Type:
-    """Returns the type of an expression's values. Raises FlowError when the types of its parts do not fit."""
-    if isinstance(expr, Literal):
-        return literal_type(expr.value)
-    if isinstance(expr, Column):
-        if schema is None:
-            return None
-        if expr.field in schema:
-            return schema[expr.field]
-        if expr.optional:
-            return NULL
-        raise FlowError(
-            f"{expr!r}: there is no field {expr.field!r}; there are: {', '.join(map(str, schema)) or 'none'}. "
-            "Write optional=True if it may be absent"
-        )
-    if isinstance(expr, Alias):
-        return infer(expr.expr, schema)
-    assert isinstance(expr, Call)
-    return call_type(expr, [infer(arg, schema) for arg in expr.args])
-
-
-def call_type(call: Call, types: list[Type]) -> Type:
-    """Returns the type of an operation, from the types of its operands."""
-    op = call.op
-    if op in COMPARISONS or op == "between":
-        for other in types[1:]:
-            _comparable(call, types[0], other)
-        return BOOLEAN
-    if op in ARITHMETIC:
-        return _arithmetic(call, types[0], types[1])
-    rule = _RULES.get(op)
-    if rule is not None:
-        takes, gives = rule
-        for found in types:
-            _need(call, found, *takes)
-        return gives
-    return _SPECIAL[op](call, types)
-
-
 def unify(call: Call, types: Iterable[Type]) -> Type:
     """Returns the one type that values of several types are brought to, or None when one of them is not known."""
     found: Type = NULL
@@ -149,7 +109,8 @@ def unify(call: Call, types: Iterable[Type]) -> Type:
     return found
 
 
-def _isin(call: Call, types: list[Type]) -> Type:
+def isin_type(call: Call, types: list[Type]) -> Type:
+    """Returns the type of a membership test."""
     for value in call.params:
         if value.value is not None:
             _comparable(call, types[0], literal_type(value.value))
@@ -157,7 +118,8 @@ def _isin(call: Call, types: list[Type]) -> Type:
     return BOOLEAN
 
 
-def _cast(call: Call, types: list[Type]) -> Type:
+def cast_type(call: Call, types: list[Type]) -> Type:
+    """Returns the type of a cast."""
     target, source = call.params[0], types[0]
     to, of = kind(target), kind(source)
     result = BIGINT if target == "int" else target
@@ -170,50 +132,15 @@ def _cast(call: Call, types: list[Type]) -> Type:
     return str(result)
 
 
-def _when(call: Call, types: list[Type]) -> Type:
+def when_type(call: Call, types: list[Type]) -> Type:
+    """Returns the one type of all values between which conditions decide."""
     for condition in types[:-1:2]:
-        _need(call, condition, BOOLEAN)
+        need(call, condition, BOOLEAN)
     return unify(call, [*types[1::2], types[-1]])
 
 
-def _negative(call: Call, types: list[Type]) -> Type:
-    _need(call, types[0], BIGINT, DOUBLE, "decimal")
-    return types[0]
-
-
-# Operations whose operands are all of some kinds, and whose result is of one type.
-_RULES: dict[str, tuple[tuple[str, ...], str]] = {
-    "and": ((BOOLEAN,), BOOLEAN),
-    "or": ((BOOLEAN,), BOOLEAN),
-    "not": ((BOOLEAN,), BOOLEAN),
-    "is_null": ((), BOOLEAN),
-    "is_not_null": ((), BOOLEAN),
-    "json": ((STRING,), STRING),
-    "regexp_matches": ((STRING,), BOOLEAN),
-    "concat": ((STRING,), STRING),
-    "str.length": ((STRING,), BIGINT),
-    "str.split": ((STRING,), STRINGS),
-    **{f"str.{name}": ((STRING,), BOOLEAN) for name in ("contains", "startswith", "endswith")},
-    **{f"str.{name}": ((STRING,), STRING) for name in ("upper", "lower", "strip", "lstrip", "rstrip")},
-    **{f"str.{name}": ((STRING,), STRING) for name in ("substr", "replace")},
-    "list.get": ((STRINGS,), STRING),
-    "list.len": ((STRINGS,), BIGINT),
-    **{f"dt.{name}": ((TIMESTAMP, DATE), BIGINT) for name in ("year", "month", "day")},
-    **{f"dt.{name}": ((TIMESTAMP,), BIGINT) for name in ("hour", "minute", "second", "epoch_ms")},
-    "dt.from_epoch_ms": ((BIGINT,), TIMESTAMP),
-    "dt.truncate": ((TIMESTAMP,), TIMESTAMP),
-}
-
-_SPECIAL: dict[str, Callable[[Call, list[Type]], Type]] = {
-    "isin": _isin,
-    "cast": _cast,
-    "when": _when,
-    "coalesce": unify,
-    "neg": _negative,
-}
-
-
-def _need(call: Call, found: Type, *kinds: str) -> None:
+def need(call: Call, found: Type, *kinds: str) -> None:
+    """Raises FlowError unless an operand is of one of some kinds, null, or of unknown type. Without kinds all are."""
     if kinds and found is not None and found != NULL and kind(found) not in kinds:
         raise FlowError(f"{call!r}: {call.op} takes {' or '.join(kinds)}, not {found}; cast it, or take another field")
 
@@ -229,6 +156,13 @@ def _wider(call: Call, a: str, b: str) -> str:
     raise FlowError(f"{call!r}: {a} and {b} have no common type; cast one of them")
 
 
+def comparison_type(call: Call, types: list[Type]) -> Type:
+    """Returns the type of a comparison of the first operand with each of the others."""
+    for other in types[1:]:
+        _comparable(call, types[0], other)
+    return BOOLEAN
+
+
 def _comparable(call: Call, a: Type, b: Type) -> None:
     for each in (a, b):
         if each is not None and each != NULL and kind(each) not in _CASTS:
@@ -237,13 +171,10 @@ def _comparable(call: Call, a: Type, b: Type) -> None:
         _wider(call, a, b)
 
 
-def _arithmetic(call: Call, a: Type, b: Type) -> Type:
-    op = call.op
-    for each in (a, b):
-        _need(call, each, *((BIGINT,) if op == "idiv" else (BIGINT, DOUBLE, "decimal")))
+def arithmetic_type(call: Call, types: list[Type]) -> Type:
+    """Returns the type of a sum, difference, product, quotient or remainder of two numbers."""
+    op, (a, b) = call.op, types
     kinds = {kind(a), kind(b)}
-    if op == "idiv":
-        return BIGINT
     if DOUBLE in kinds or (op == "div" and "decimal" not in kinds):
         return DOUBLE
     if op in ("div", "mod") and "decimal" in kinds:
