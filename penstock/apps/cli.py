@@ -59,7 +59,6 @@ from penstock.runtime.storage import filesystems
 if TYPE_CHECKING:
     from penstock.jobs.job import Job
     from penstock.runtime.epochs.manifest import Manifest
-    from penstock.runtime.program.flow import Flow
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
@@ -152,6 +151,12 @@ def _run(options: SimpleNamespace) -> int:
 
     app: App = options.app
     built = app.build(options)
+    prepared = prepare(built.flow, _options_of_new_job(options))
+    _say(f"{app.name}: {built.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
+    return _until_the_end(start(prepared), options, built)
+
+
+def _options_of_new_job(options: SimpleNamespace) -> JobOptions:
     given = given_of_job(options)
     if options.epoch_interval_s == 0 and options.checkpoints is not None:
         raise OptionError(
@@ -163,9 +168,7 @@ def _run(options: SimpleNamespace) -> int:
         from penstock.runtime.transport.certificates import Tls
 
         given["tls"] = Tls(*options.tls_files)
-    prepared = prepare(built.flow, JobOptions(**given))
-    _say(f"{app.name}: {built.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
-    return _until_the_end(start(prepared), options, built)
+    return JobOptions(**given)
 
 
 def _resume(options: SimpleNamespace) -> int:
@@ -249,10 +252,13 @@ def _apps(options: SimpleNamespace) -> int:
 
 
 def _explain(options: SimpleNamespace) -> int:
-    """Shows an application's logical and physical plan, without running it."""
-    explained = _flow(options).explain(options.workers)
+    """Shows an application's logical and physical plan, without running it. It takes the options of run."""
+    from penstock.jobs.prepare import planned
+    from penstock.runtime.program.explain import explain
+
+    found = planned(options.app.build(options).flow, _options_of_new_job(options))
     with output():
-        print(explained, end="")
+        print(explain(found.flow, found.plan, options.workers), end="")
     return OK
 
 
@@ -260,6 +266,7 @@ def _plan(options: SimpleNamespace) -> int:
     """Shows on which nodes and workers an application's tasks would run, and the traffic between nodes, compared with
     other methods. The application does not run."""
     from penstock.apps import plan_view
+    from penstock.jobs.prepare import planned
     from penstock.placement import baselines
     from penstock.placement.at_start import plan_at_start
     from penstock.placement.planner import plan
@@ -268,7 +275,8 @@ def _plan(options: SimpleNamespace) -> int:
     from penstock.placement.traffic import Node
 
     nodes = [Node(f"node {number}", options.slots) for number in range(1, options.nodes + 1)]
-    tasks = _flow(options).plan(options.nodes * options.slots, check_sinks=False)
+    job = JobOptions(workers=options.nodes * options.slots, **given_of_job(options))
+    tasks = planned(options.app.build(options).flow, job).plan
     topology = of_plan(tasks)
     ours = plan_at_start(shape_of(tasks), nodes, factor=options.factor)
     placements = {
@@ -296,13 +304,6 @@ def _plan(options: SimpleNamespace) -> int:
             raise FlowError(f"the picture cannot be written to {options.picture}: {error.strerror}") from error
         _say(f"wrote {options.picture}")
     return OK
-
-
-def _flow(options: SimpleNamespace) -> Flow:
-    """Returns the flow of an application that is only shown."""
-    from penstock.jobs.prepare import with_parallelism
-
-    return with_parallelism(options.app.build(options).flow, options.parallelism)
 
 
 def _status(options: SimpleNamespace) -> int:
@@ -567,8 +568,8 @@ def _root() -> click.Command:
             _OfApps(
                 "explain",
                 _explain,
-                "show an application's plan",
-                *of_job("workers", "parallelism", workers=_WORKERS),
+                "show an application's plan, with the options of run",
+                *(*of_job(workers=_WORKERS), files),
             ),
             _OfApps("plan", _plan, "show where an application's tasks would run", *of_job("parallelism"), *to_show),
             command("jobs", _jobs, "list the running jobs", as_json, address),

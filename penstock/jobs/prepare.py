@@ -1,7 +1,8 @@
 """A flow and its options become all that the start of a job needs: checked, planned and pickled once.
 
-`run`, `resume` and `penstock run` prepare a job here, and hand the Prepared to the start. A mistake in a flow or its
-options is raised here, before Ray is asked for anything. Nothing here starts a process.
+`run`, `resume` and `penstock run` prepare a job here, and hand the Prepared to the start; `penstock explain` and
+`penstock plan` show the same plan. A mistake in a flow or its options is raised here, before Ray is asked for anything.
+Nothing here starts a process.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from penstock.host.carry.carrier_options import CarrierOptions
+from penstock.host.process.network import Network
 from penstock.host.process.worker_process import WorkerOptions
 from penstock.jobs.options import JobOptions
 from penstock.placement.options import PlacementOptions
@@ -38,6 +41,10 @@ from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.program.plan import Plan, packed_with_plan
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.records.userfunc import user_line
+from penstock.runtime.relaying.tree_options import TreeOptions
+
+if TYPE_CHECKING:
+    from penstock.bridge.paradigm_scheduler import DualOptions
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +65,21 @@ class Prepared:
     packed: bytes | None
 
 
-def prepare(flow: Flow, options: JobOptions) -> Prepared:
-    """Returns a new job that can be started. Raises PenstockError for everything that is wrong with it."""
+@dataclass(frozen=True)
+class Planned:
+    """A flow with the options of its job, all of them checked, and its plan."""
+
+    flow: Flow
+    plan: Plan
+    network: Network
+    dual: DualOptions | None
+    placement: PlacementOptions
+    trees: TreeOptions
+
+
+def planned(flow: Flow, options: JobOptions, *, check_sinks: bool = False) -> Planned:
+    """Checks a flow and its options, and plans it. A plan that is only shown does not need empty places for its
+    sinks."""
     check_flow(flow, "run()")
     network = options.network()
     dual = options.dual_options()
@@ -68,15 +88,24 @@ def prepare(flow: Flow, options: JobOptions) -> Prepared:
         options.worker_count, list(flow.graph.operators), epochs, spark=dual is not None
     )
     trees = options.tree_options()
-    flow = with_parallelism(flow, options.parallelism)
+    flow = copy.copy(flow)
+    if options.parallelism is not None:
+        flow.parallelism = options.parallelism
+    plan = flow.plan(options.worker_count, check_sinks=check_sinks)
+    _check_needs(plan, where)
+    return Planned(flow, plan, network, dual, where, trees)
+
+
+def prepare(flow: Flow, options: JobOptions) -> Prepared:
+    """Returns a new job that can be started. Raises PenstockError for everything that is wrong with it."""
     try:
-        plan = flow.plan(options.worker_count, check_sinks=options.savepoint is None)
+        found = planned(flow, options, check_sinks=options.savepoint is None)
     except UnfinishedFiles as error:
         raise _whether_resumable(error, flow.name, options.checkpoints) from None
-    _check_needs(plan, where)
+    flow, plan = found.flow, found.plan
     _warn_of_mixing(plan)
     store = origin = None
-    if epochs:
+    if options.epoch_interval_s is not None:
         store = Store.open(options.checkpoints or default_checkpoints(), flow.name)
         store.check_format()
         store.check()
@@ -90,7 +119,7 @@ def prepare(flow: Flow, options: JobOptions) -> Prepared:
             options.window_bytes,
             options.cache_bytes,
             check_shared=options.check_shared,
-            trees=trees,
+            trees=found.trees,
         ),
         EpochOptions(options.epoch_interval_s, options.epoch_timeout_s, options.max_restarts),
         store,
@@ -100,9 +129,9 @@ def prepare(flow: Flow, options: JobOptions) -> Prepared:
         spares=options.spares,
         savepoint=origin,
         cpus_per_worker=options.cpus_per_worker,
-        network=network,
-        dual=dual,
-        placement=where,
+        network=found.network,
+        dual=found.dual,
+        placement=found.placement,
     )
     program = Program()
     packed = None
@@ -148,14 +177,6 @@ def prepare_to_resume(name: str, options: JobOptions) -> Prepared:
     if options.local:
         return Prepared(flow, plan, options, without_ray(carrier, name), program, None)
     return Prepared(flow, plan, options, carrier, program, packed_with_plan(program, plan, (plan, carrier)))
-
-
-def with_parallelism(flow: Flow, parallelism: int | None) -> Flow:
-    """Returns a copy of a flow with another default parallelism, if one is given."""
-    flow = copy.copy(flow)
-    if parallelism is not None:
-        flow.parallelism = parallelism
-    return flow
 
 
 @contextmanager

@@ -58,6 +58,25 @@ def test_the_command_plans_and_pickles_once(tmp_path: Path, counted: list[str]) 
     assert counted == ["plan", "pickle"]
 
 
+@pytest.mark.parametrize("command", ["run", "explain"])
+def test_a_plan_that_is_shown_has_the_options_and_checks_of_run(
+    command: str, tmp_path: Path, counted: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(FLOW)
+    assert cli.main([command, str(file), "--workers", "3", "--nodes", "9"]) == 2
+    assert "--nodes 9; it must be 1 to 3" in capsys.readouterr().err
+    assert not counted
+
+
+@pytest.mark.parametrize("arguments", [["explain", "--local"], ["plan", "--slots", "2"]], ids=["explain", "plan"])
+def test_a_plan_that_is_shown_is_planned_once(arguments: list[str], tmp_path: Path, counted: list[str]) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(FLOW)
+    assert cli.main([arguments[0], str(file), *arguments[1:]]) == 0
+    assert counted == ["plan"]
+
+
 def test_the_saved_program_is_what_the_processes_get(tmp_path: Path) -> None:
     prepared = prepare(simple(), JobOptions(workers=2, checkpoints=tmp_path))
     assert prepared.packed is not None

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from penstock.runtime.program.flow import Flow
 
 
-def explain(flow: Flow, workers: int) -> str:
+def explain(flow: Flow, plan: Plan, workers: int) -> str:
     """Returns the operators with their inputs, and then the chains of tasks and the exchanges between them."""
-    plan = flow.plan(workers, check_sinks=False)  # nothing is written, so the places of sinks need not be free
     return "\n".join([*_logical(flow), "", *_physical(plan, workers), "", *_paradigms(flow, plan), ""])
 
 

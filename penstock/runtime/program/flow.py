@@ -275,7 +275,7 @@ class Flow:
         """The logical and the physical plan, as text."""
         from penstock.runtime.program.explain import explain
 
-        return explain(self, workers)
+        return explain(self, self.plan(workers, check_sinks=False), workers)
 
     def plan(self, workers: int = 1, *, list_splits: bool = True, check_sinks: bool = True) -> Plan:
         """The physical plan for a number of workers; raises FlowError when the flow cannot run. A resumed job
