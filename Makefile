@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test test-slow test-all collected guests lint format bench bench-quick slow campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-busy-roots campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states options lock clean
+.PHONY: help setup run test test-slow test-all collected guests servers lint format bench bench-quick slow campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-busy-roots campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states options lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,9 @@ collected: setup
 
 guests: setup ## download and unpack what guests with software RoCE are made of (apt; nothing is installed)
 	$(BIN)/python -m tests.guests --fetch
+
+servers: setup ## download the servers that tests of connectors need: Apache Kafka (54 MB, below build/servers)
+	$(BIN)/python -m tests.servers
 
 lint: setup ## ruff, who imports whom, and mypy
 	$(BIN)/ruff check .

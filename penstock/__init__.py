@@ -51,6 +51,7 @@ from penstock.runtime.operators.process import (
 from penstock.runtime.operators.window_functions import AggregateFunction, WindowContext
 from penstock.runtime.program.flow import Flow, KeyedStream, Stream, WindowedStream
 from penstock.runtime.records.userfunc import DeadLetter
+from penstock.runtime.secrets import secret
 
 if TYPE_CHECKING:
     from penstock.jobs.job import Job
@@ -115,6 +116,7 @@ __all__ = [
     "mean",
     "resume",
     "run",
+    "secret",
     "sinks",
     "sources",
     "testing",

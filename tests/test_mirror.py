@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Folders of tests that start whole jobs or machines, or that test something outside of the package.
-KINDS = {"benchmarks", "docs", "e2e", "guests", "heads", "local", "namespaces", "ring"}
+KINDS = {"benchmarks", "docs", "e2e", "guests", "heads", "local", "namespaces", "ring", "servers"}
 
 
 def rooms() -> dict[str, set[str]]:

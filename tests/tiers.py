@@ -18,6 +18,7 @@ SECOND = (
     "tests/bridge/test_arrow_raydp.py",
     "tests/bridge/test_lost_executor.py",
     "tests/bridge/test_session.py",
+    "tests/connectors/",
     "tests/docs/test_spark_examples.py",
     "tests/e2e/test_bursts.py",
     "tests/e2e/test_clusters.py",

@@ -33,10 +33,12 @@ def blocks(document: Path) -> list[tuple[int, str]]:
 ON_RAY = "README.md"
 #: The examples of this document need a Spark session (test_spark_examples.py).
 ON_SPARK = "spark.md"
+#: The examples of this document need servers (tests/connectors/test_examples.py).
+ON_SERVERS = "connectors.md"
 WITH_EXAMPLES = [
     pytest.param(document, marks=pytest.mark.ray if document.name == ON_RAY else [])
     for document in DOCUMENTS
-    if blocks(document) and document.name != ON_SPARK
+    if blocks(document) and document.name not in (ON_SPARK, ON_SERVERS)
 ]
 
 

@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Collect", "Console", "Files", "Null", "Parquet", "Sink", "SinkContext", "SinkWriter"]
 
 if not TYPE_CHECKING:  # else every misspelt name would be an object to those who check types
-    __getattr__, __dir__ = lazy_names(__name__, {"Parquet": "penstock.runtime.sinks.parquet"})
+    __getattr__, __dir__ = lazy_names(__name__, {"Parquet": "penstock.runtime.sinks.parquet"}, plugins="penstock.sinks")

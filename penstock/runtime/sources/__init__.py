@@ -46,4 +46,5 @@ if not TYPE_CHECKING:  # else every misspelt name would be an object to those wh
             "Csv": "penstock.runtime.sources.csv_files",
             "Parquet": "penstock.runtime.sources.parquet",
         },
+        plugins="penstock.sources",
     )

@@ -23,6 +23,7 @@ class _Batch:
     records: list[Any]
     offsets: dict[str, Any]
     split: str | None
+    parts: list[tuple[str | None, list[Any]]]  # the records by their splits
     ended: set[str]  # splits of which nothing follows
     stamp_ns: int | None
     last: bool
@@ -39,6 +40,7 @@ class ThreadReader(Reader):
         self._offsets = self._known = dict(reader.offsets())  # after what was handed out, and after what was read
         self.repeats = False  # whether read() may be called again after its last error
         self._ended: set[str] = set()
+        self._parts: list[tuple[str | None, list[Any]]] = []
         self._close_error: BaseException | None = None
         self._limit = _FIRST
         self._changed = threading.Condition()
@@ -64,12 +66,15 @@ class ThreadReader(Reader):
         if batch.error is not None:
             self.repeats = not batch.last
             raise batch.error
-        self._offsets, self._ended = batch.offsets, batch.ended
+        self._offsets, self._ended, self._parts = batch.offsets, batch.ended, batch.parts
         self.split, self.stamp_ns, self.finished = batch.split, batch.stamp_ns, batch.last
         return batch.records
 
     def offsets(self) -> dict[str, Any]:
         return dict(self._offsets)
+
+    def by_split(self, records: list[Any]) -> list[tuple[str | None, list[Any]]]:
+        return self._parts
 
     def has_ended(self, split: str) -> bool:
         return split in self._ended
@@ -102,7 +107,7 @@ class ThreadReader(Reader):
                 batch = self._read_once()
                 wait = 0.0 if batch.records or batch.last else self.reader.ready_in()
             except BaseException as error:  # of the source, which may also have called sys.exit(); read() raises it
-                batch = _Batch([], {}, None, set(), None, not self._repeats(self.reader, error), error)
+                batch = _Batch([], {}, None, [], set(), None, not self._repeats(self.reader, error), error)
             with self._changed:
                 if not (batch.records or batch.last or batch.error is not None):
                     self._ended = batch.ended
@@ -128,5 +133,5 @@ class ThreadReader(Reader):
         reader = self.reader
         records = reader.read(self._limit)
         offsets = self._known = dict(reader.offsets())
-        ended = {split for split in offsets if reader.split is not None and reader.has_ended(split)}
-        return _Batch(records, offsets, reader.split, ended, reader.stamp_ns, reader.finished)
+        ended = {split for split in offsets if reader.has_ended(split)}
+        return _Batch(records, offsets, reader.split, reader.by_split(records), ended, reader.stamp_ns, reader.finished)

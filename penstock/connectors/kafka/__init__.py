@@ -1,0 +1,1 @@
+"""Apache Kafka: topics as sources and sinks, by the client library confluent-kafka."""
