@@ -59,7 +59,7 @@ def read_all(source: Source, parallelism: int = 1, limit: int = 1000, policy: st
 
 
 def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     return path
 
 

@@ -130,7 +130,7 @@ class KafkaReader(Reader):
     # --- records --------------------------------------------------------------------------------------------------
 
     def _within(self, by_partition: dict[tuple[str, int], list[Any]]) -> list[tuple[tuple[str, int], list[Any]]]:
-        """Returns the messages of each partition without those at its stop and behind it."""
+        """Returns the messages of each partition that come before its stop."""
         found = []
         for pair, batch in by_partition.items():
             stop = self._partitions[pair].stop
