@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test test-slow test-all collected guests servers lint format bench bench-quick slow campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-busy-roots campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states options lock clean
+.PHONY: help setup run test test-slow test-all collected guests servers lint format bench bench-quick slow campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-busy-roots campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states status options lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -157,6 +157,9 @@ stubs: setup ## write the type stub of the native core anew
 
 states: setup ## write the diagrams of docs/states.md anew
 	$(BIN)/python -m tests.docs.states_page
+
+status: setup ## write docs/status.md anew
+	$(BIN)/python -m tests.docs.status_page
 
 options: setup ## write the tables of options in docs/running.md anew
 	$(BIN)/python -m tests.docs.options_table

@@ -172,7 +172,7 @@ def main(settings: dict[str, Any]) -> None:
     try:
         wait_until(joined, "all channels have joined", 120.0, 0.05)
     except TimeoutError:
-        print(json.dumps(job.status(), default=str), file=sys.stderr)
+        print(json.dumps(job.status().plain(), default=str), file=sys.stderr)
         raise
     seconds = time.monotonic() - begun
     (folder / "joined").touch()

@@ -52,6 +52,7 @@ from penstock.runtime.operators.window_functions import AggregateFunction, Windo
 from penstock.runtime.program.flow import Flow, KeyedStream, Stream, WindowedStream
 from penstock.runtime.records.userfunc import DeadLetter
 from penstock.runtime.secrets import secret
+from penstock.runtime.status import JobStatus
 
 if TYPE_CHECKING:
     from penstock.jobs.job import Job
@@ -83,6 +84,7 @@ __all__ = [
     "JobExists",
     "JobFailed",
     "JobNotFound",
+    "JobStatus",
     "KeyTypeError",
     "KeyedStream",
     "MissingField",

@@ -492,7 +492,7 @@ def has_ended(job: str) -> bool:
     JobMaster does not answer has not ended: the JobMaster is paused or hangs, and the job's name is taken."""
     try:
         master = find_master(job)
-        state = ray.get(master.ask.options(max_task_retries=0).remote(Status()), timeout=_ANSWER_S)["state"]
+        state = ray.get(master.ask.options(max_task_retries=0).remote(Status()), timeout=_ANSWER_S).state
     except (JobNotFound, RayActorError):
         return True
     except GetTimeoutError:

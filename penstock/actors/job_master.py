@@ -36,6 +36,7 @@ from penstock.runtime.errors import JobError, NotEnoughResources, ProgramNotLoad
 from penstock.runtime.program.bound_tasks import needs_of_workers
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import program
+from penstock.runtime.status import PlacementStatus
 
 if TYPE_CHECKING:
     from penstock.actors.ray_processes import RayProcesses
@@ -202,12 +203,12 @@ class _RayCarrier:
         """See Carrier."""
         return "nodes with room for its workers" if self._processes is None else self._processes.waits_for()
 
-    def placement_status(self) -> dict[str, Any]:
+    def placement_status(self) -> PlacementStatus:
         """See Carrier."""
         found = self.placer.status()
         if self._processes is None:  # nothing is reserved yet
-            return {**found, "nodes": [], "node_ids": [], "machines": []}
-        return {**found, "machines": self._processes.nodes_status()}
+            return found.changed(nodes=[], node_ids=[])
+        return found.changed(machines=self._processes.nodes_status())
 
     def bridges(self) -> StartBridge | None:
         """See Carrier."""

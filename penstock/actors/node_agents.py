@@ -23,6 +23,7 @@ from penstock.host.process.node_agent import NodeAgent, NodeLine, leave_process
 from penstock.host.process.watched_process import WatchedProcess
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.status import MachineStatus
 from penstock.runtime.transport.certificates import BadCertificate
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class NodeAgents:
         self._lost = lost
         self._lock = threading.Lock()
         self._nodes: dict[str, _Node] = {}
-        self._gone: dict[str, dict[str, Any]] = {}  # by node id: the last status of a node that is lost
+        self._gone: dict[str, MachineStatus] = {}  # by node id: the last status of a node that is lost
 
     def line(self, node_id: str, name: str, timeout_s: float) -> NodeLine:
         """Returns the line to the agent of a node, which is started if there is none. Raises NotReached."""
@@ -88,10 +89,10 @@ class NodeAgents:
             node = self._nodes[node_id]
         return node.line(0.0).process(pid, blackbox)
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[MachineStatus]:
         """Returns the state of each node by its heartbeats, also of nodes that are lost."""
         known = {node_id: line.status() for node_id, line in self._lines().items()}
-        return [{"node_id": node_id, **status} for node_id, status in (self._gone | known).items()]
+        return [status.changed(node_id=node_id) for node_id, status in (self._gone | known).items()]
 
     def clocks(self) -> dict[str, int]:
         """How far the clock of each node is ahead of this machine's, in ns, by the node's id."""
@@ -118,7 +119,7 @@ class NodeAgents:
             node = self._nodes.pop(node_id, None)
         if node is not None:
             if node.known is not None:
-                self._gone[node_id] = {**node.known.status(), "state": "lost"}
+                self._gone[node_id] = node.known.status().changed(state="lost")
             self._lost(node_id, reason)
             node.close()
 

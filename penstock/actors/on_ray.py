@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
@@ -19,6 +19,7 @@ from penstock.host.carry.requests import Status
 from penstock.host.decide.job_state import ENDED
 from penstock.placement.groups import machines
 from penstock.runtime.errors import JobExists, JobNotFound, NoCluster, OptionError
+from penstock.runtime.status import JobStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +118,7 @@ def find(name: str | None, address: str | None) -> tuple[str, object, Callable[[
     return name, master._actor_id, lambda: RayLink(name, master)
 
 
-def jobs(address: str | None, silent_status: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
+def jobs(address: str | None, silent_status: Callable[[str], JobStatus]) -> list[JobStatus]:
     """Returns the status of each running job; see run.jobs. `silent_status` gives the status of a job whose JobMaster
     does not answer."""
     found = []
@@ -130,6 +131,6 @@ def jobs(address: str | None, silent_status: Callable[[str], dict[str, Any]]) ->
                     continue
                 except GetTimeoutError:
                     status = silent_status(name)
-                if status["state"] not in ENDED:  # else its JobMaster only waits for drivers to fetch what they want
-                    found.append({**status, "cluster": place})
+                if status.state not in ENDED:  # else its JobMaster only waits for drivers to fetch what they want
+                    found.append(status.changed(cluster=place))
     return found

@@ -31,6 +31,7 @@ from penstock.host.process.watched_process import ProcessHere, WatchedProcess
 from penstock.host.process.worker_process import WorkerOptions
 from penstock.placement.groups import NotPlaced
 from penstock.runtime.operators.resources import GPU
+from penstock.runtime.status import MachineStatus
 from penstock.runtime.transport.certificates import BadCertificate
 
 logger = logging.getLogger(__name__)
@@ -284,7 +285,7 @@ class RayProcesses:
             line.wait_for_clock(limit_s)
         return lines
 
-    def nodes_status(self) -> list[dict[str, Any]]:
+    def nodes_status(self) -> list[MachineStatus]:
         """Returns the state of the nodes on other machines by their heartbeats."""
         return [] if self._agents is None else self._agents.status()
 

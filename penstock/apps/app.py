@@ -15,11 +15,10 @@ from penstock.apps.command_line import SECONDS, Options
 from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sources import parse_rate
+from penstock.runtime.status import JobStatus
 
-Status = dict[str, Any]
 
-
-def _nothing(status: Status, seconds: float) -> Iterable[str]:
+def _nothing(status: JobStatus, seconds: float) -> Iterable[str]:
     return ()
 
 
@@ -33,7 +32,7 @@ class Built:
 
     flow: Flow
     intro: str
-    results: Callable[[Status, float], Iterable[str]] = _nothing
+    results: Callable[[JobStatus, float], Iterable[str]] = _nothing
     next_steps: tuple[str, ...] = ()
 
 

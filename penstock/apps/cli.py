@@ -25,7 +25,7 @@ import click
 
 import penstock
 from penstock.apps import user_file
-from penstock.apps.app import App, Built, Status
+from penstock.apps.app import App, Built
 from penstock.apps.catalog import APPS, OF_THE_REPOSITORY
 from penstock.apps.command_line import (
     COUNT,
@@ -54,6 +54,7 @@ from penstock.runtime.errors import (
     PenstockError,
     StoreError,
 )
+from penstock.runtime.status import JobStatus
 from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
@@ -199,18 +200,18 @@ def _until_the_end(job: Job, options: SimpleNamespace, built: Built | None = Non
             code = _fail(error, FAILED)
             _say_how_to_resume(job.name, options.checkpoints, began if built is not None else 0.0)
             return code
-    ran = status.get("running_s", 0.0)
+    ran = status.running_s
     continued = "was resumed" if built is None else "started from the savepoint" if options.savepoint else None
     try:
         with output():
-            if built is not None and status["state"] != "CANCELLED":
+            if built is not None and status.state != "CANCELLED":
                 for line in built.results(status, ran):
                     print(line)
     finally:
         _say(_summary(status, ran, continued))
     if built is not None:
         _say(_next_steps(built))
-    if status["state"] == "CANCELLED":
+    if status.state == "CANCELLED":
         return INTERRUPTED if interrupts.count else FAILED
     return OK
 
@@ -310,13 +311,13 @@ def _status(options: SimpleNamespace) -> int:
     status = _attach(options).status()
     if options.json:
         with output():
-            print(json.dumps(status, indent=2))
+            print(json.dumps(status.plain(), indent=2))
         return OK
     from penstock.jobs.progress import epochs, line, processes, table
 
     with output():
         print(line(status))
-        if status["epochs"]["store"] is not None:
+        if status.epochs.store is not None:
             print(epochs(status))
         _print_table(table(status))
         for said in processes(status):
@@ -332,10 +333,10 @@ def _jobs(options: SimpleNamespace) -> int:
     found = jobs(address=options.address)
     with output():
         if options.json:
-            print(json.dumps(found, indent=2))
+            print(json.dumps([status.plain() for status in found], indent=2))
             return OK
         for status in found:
-            print(f"{line(status)}  [Ray at {status['cluster']}]")
+            print(f"{line(status)}  [Ray at {status.cluster}]")
     if not found:
         _say("no job runs")
     return OK
@@ -372,9 +373,9 @@ def _rescale(options: SimpleNamespace) -> int:
     penstock status NAME lists the operators and their tasks."""
     options.name, operator, parallelism = options.words
     job = _attach(options)
-    before = job.status()["operators"]
+    before = job.status().operators
     job.rescale(operator, parallelism)
-    after = job.status()["operators"]
+    after = job.status().operators
     # Operators that are fused with the named one have changed too.
     changed = [name for name in after if name in before and after[name]["parallelism"] != before[name]["parallelism"]]
     tasks = f"{parallelism} task{'s' * (parallelism != 1)}"
@@ -397,7 +398,7 @@ def _end(job: Job, how: Literal["stop", "cancel"], options: SimpleNamespace) -> 
         return OK
     started = time.monotonic()
     status = job.wait(progress=False)
-    _say(f"job {job.name!r} ended in {time.monotonic() - started:.1f} s: {status['state'].lower()}")
+    _say(f"job {job.name!r} ended in {time.monotonic() - started:.1f} s: {status.state.lower()}")
     return OK
 
 
@@ -453,12 +454,12 @@ def _say_in_between(text: str) -> None:
         _say(text)
 
 
-def _summary(status: Status, ran: float, continued: str | None = None) -> str:
+def _summary(status: JobStatus, ran: float, continued: str | None = None) -> str:
     """Returns one line about a job that has ended. `continued` says how the job continued ("was resumed"), if it did:
     its counts then include records from before this run, so no rate is shown."""
-    read = status.get("records_read", 0)
-    latency = status.get("latency_all_ms") or {}
-    parts = [f"{status['name']} {status['state'].lower()}"]
+    read = status.records_read
+    latency = status.latency_all_ms
+    parts = [f"{status.name} {status.state.lower()}"]
     if continued is not None:
         parts[0] += f" {ran:.1f} s after it {continued}"
     else:
@@ -466,9 +467,9 @@ def _summary(status: Status, ran: float, continued: str | None = None) -> str:
         parts.append(f"{read / ran if ran else 0:,.0f} records/s")
     if latency.get("p50") is not None:
         parts.append(f"latency p50 {latency['p50']:.2f} ms, p99 {latency['p99']:.2f} ms")
-    if status.get("skipped"):
-        parts.append(f"{status['skipped']:,} skipped")
-    restarts = (status.get("epochs") or {}).get("restarts", 0)
+    if status.skipped:
+        parts.append(f"{status.skipped:,} skipped")
+    restarts = status.epochs.restarts
     if restarts:
         from penstock.jobs.progress import times
 

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.apps.app import Status
 from penstock.apps.at_end import AtEnd, Kept
 from penstock.runtime.sinks import Sink
+from penstock.runtime.status import JobStatus
 
 SHOWN = 5
 
@@ -31,9 +31,9 @@ class Few(AtEnd):
         return f"the last {self.count} records of each task, at the end to {self.sink.describe()}"
 
 
-def told(status: Status, ran: float, operator: str, what: str) -> Iterable[str]:
+def told(status: JobStatus, ran: float, operator: str, what: str) -> Iterable[str]:
     """Makes the lines about the number of records that an operator got, and their latency."""
-    seen = status["operators"][operator]
+    seen = status.operators[operator]
     count = int(seen["records_in"])
     yield f"{count:,} {what}, {count / ran if ran else 0.0:,.0f} a second"
     latency = seen["latency_ms"]

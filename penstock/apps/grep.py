@@ -13,13 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.apps import text
-from penstock.apps.app import App, Built, Status
+from penstock.apps.app import App, Built
 from penstock.apps.command_line import Options
 from penstock.apps.latest import Latest
 from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Collect, Console, Files, Sink
 from penstock.runtime.sources import Source
+from penstock.runtime.status import JobStatus
 from penstock.runtime.storage import filesystems
 
 PATTERN = "string"
@@ -61,10 +62,10 @@ def _build(options: SimpleNamespace) -> Built:
     number = Collect()
     matches: Sink = Files(options.output) if options.output else Console()
 
-    def results(status: Status, seconds: float) -> list[str]:
+    def results(status: JobStatus, seconds: float) -> list[str]:
         count = sum(n for _, n in number.records())
         where = f"; they are in {filesystems.named(options.output)}" if options.output else ""
-        return [f"{count:,} of {status['records_read']:,} lines match {options.pattern!r}{where}"]
+        return [f"{count:,} of {status.records_read:,} lines match {options.pattern!r}{where}"]
 
     return Built(
         topology(lines.source, options.pattern, matches, number, options.name),

@@ -11,11 +11,12 @@ import random
 from collections.abc import Iterable
 from types import SimpleNamespace
 
-from penstock.apps.app import App, Built, Cycle, Status, add_load_options, described_rate
+from penstock.apps.app import App, Built, Cycle, add_load_options, described_rate
 from penstock.apps.command_line import COUNT, Options
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null, Sink
 from penstock.runtime.sources import Generator, Source
+from penstock.runtime.status import JobStatus
 
 _MESSAGES = 100  # distinct ones, as in the storm-benchmark
 _DURATION_S = 10.0
@@ -60,10 +61,10 @@ def _build(options: SimpleNamespace) -> Built:
     duration = _DURATION_S if options.duration is None else options.duration
     source = Generator(Cycle(messages(options.size)), None if rate == "max" else rate, duration_s=duration or None)
 
-    def results(status: Status, seconds: float) -> Iterable[str]:
+    def results(status: JobStatus, seconds: float) -> Iterable[str]:
         yield "latency since the source, in the last seconds"
-        width = max(map(len, status["operators"]))
-        for name, operator in status["operators"].items():
+        width = max(map(len, status.operators))
+        for name, operator in status.operators.items():
             latency = operator["latency_ms"]
             if latency["p50"] is not None:
                 yield f"  {name:<{width}}  p50 {latency['p50']:8.3f} ms   p99 {latency['p99']:8.3f} ms"

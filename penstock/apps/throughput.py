@@ -11,11 +11,12 @@ import random
 from collections.abc import Iterable
 from types import SimpleNamespace
 
-from penstock.apps.app import App, Built, Cycle, Status, add_load_options, described_rate
+from penstock.apps.app import App, Built, Cycle, add_load_options, described_rate
 from penstock.apps.command_line import COUNT, Options
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null
 from penstock.runtime.sources import Generator, Source
+from penstock.runtime.status import JobStatus
 
 _LETTERS = "abcdefgh"
 _POOL = 1_000  # records made beforehand, so that making them does not count
@@ -57,8 +58,8 @@ def _build(options: SimpleNamespace) -> Built:
     duration = _DURATION_S if options.duration is None else options.duration
     source = Generator(Cycle(records(options.size)), rate, duration_s=duration or None)
 
-    def results(status: Status, seconds: float) -> Iterable[str]:
-        acked = status["operators"]["ack"]["records_in"]
+    def results(status: JobStatus, seconds: float) -> Iterable[str]:
+        acked = status.operators["ack"].records_in
         yield f"{acked / seconds:,.0f} records/s, {acked * (options.size + 5) / seconds / 1e6:,.1f} MB/s of their text"
 
     return Built(

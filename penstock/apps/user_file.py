@@ -22,13 +22,14 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from penstock.apps.app import App, Built, Status, add_load_options, described_rate
+from penstock.apps.app import App, Built, add_load_options, described_rate
 from penstock.runtime.errors import FlowError, PenstockError
 from penstock.runtime.operators.ends import Read, Write
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.pickling import travels
 from penstock.runtime.sinks import Collect
 from penstock.runtime.sources import Generator
+from penstock.runtime.status import JobStatus
 
 _SHOWN = 20  # records of each Collect sink that are printed
 
@@ -170,7 +171,7 @@ def _built(flow: Flow, target: str, options: SimpleNamespace) -> Built:
         _pace(flow, options.rate, options.duration)
     sinks = {name: op.sink for name, op in flow.graph.operators.items() if isinstance(op, Write)}
 
-    def results(status: Status, seconds: float) -> Iterable[str]:
+    def results(status: JobStatus, seconds: float) -> Iterable[str]:
         for name, sink in sinks.items():
             if isinstance(sink, Collect):
                 records = sink.records()

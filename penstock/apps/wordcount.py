@@ -14,12 +14,13 @@ from heapq import nsmallest
 from types import SimpleNamespace
 
 from penstock.apps import text
-from penstock.apps.app import App, Built, Status
+from penstock.apps.app import App, Built
 from penstock.apps.command_line import Options
 from penstock.apps.latest import Latest
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Collect, Files, Sink
 from penstock.runtime.sources import Source
+from penstock.runtime.status import JobStatus
 from penstock.runtime.storage import filesystems
 
 TOP = 20
@@ -67,7 +68,7 @@ def _build(options: SimpleNamespace) -> Built:
         )
     counts = Collect()
 
-    def results(status: Status, seconds: float) -> Iterable[str]:
+    def results(status: JobStatus, seconds: float) -> Iterable[str]:
         found = counts.records()
         if not found:
             return
@@ -84,8 +85,8 @@ def _build(options: SimpleNamespace) -> Built:
     )
 
 
-def _words(status: Status) -> int:
-    return int(status["operators"]["words"]["records_out"])
+def _words(status: JobStatus) -> int:
+    return status.operators["words"].records_out
 
 
 APP = App("wordcount", "count the words of a text, with live progress", _add_options, _build)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.apps.app import App, Built, Status, add_load_options, described_rate, rate_option
+from penstock.apps.app import App, Built, add_load_options, described_rate, rate_option
 from penstock.apps.command_line import COUNT, SECONDS, Options
 from penstock.apps.ysb_events import LATE_MS, LATE_SHARE, RATE, SKEW_MS, START_MS, Events, EventSource
 from penstock.runtime.errors import FlowError, PenstockError
@@ -29,6 +29,7 @@ from penstock.runtime.expressions import col
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Collect, Sink, SinkContext, SinkWriter
 from penstock.runtime.sources import Source, parse_rate
+from penstock.runtime.status import JobStatus
 
 WINDOW_MS = 10_000
 BURST = "5000:10s,60000:10s,5000:20s"
@@ -276,7 +277,7 @@ def _build(options: SimpleNamespace) -> Built:
         name=options.name,
     )
 
-    def results(status: Status, ran: float) -> Iterable[str]:
+    def results(status: JobStatus, ran: float) -> Iterable[str]:
         yield from _results(status, rows.records(), source, options)
 
     ends = "until you stop it with Ctrl-C" if source.limit is None else f"{source.limit:,} events"
@@ -297,12 +298,12 @@ def _once(steps: str) -> float:
     return sum(time for time in times if time is not None)
 
 
-def _latency(status: Status, rows: list[Row], source: EventSource, options: SimpleNamespace) -> str:
+def _latency(status: JobStatus, rows: list[Row], source: EventSource, options: SimpleNamespace) -> str:
     """Returns the line about the latency of the windows that began while the job ran. Events that were due earlier
     waited for Ray to start, and this wait does not measure the engine."""
     if not source.paced:
         return "latency: none, as the events' times are not the clock's at --rate max"
-    ran_from_ms = status["started_ms"] + (status["uptime_s"] - status["running_s"]) * 1000
+    ran_from_ms = status.started_ms + (status.uptime_s - status.running_s) * 1000
     late_s = (ran_from_ms - source.events.start_ms) / 1000
     if found := latencies(rows, first=not options.store_every, since_ms=ran_from_ms):
         p50, p99 = (found[min(len(found) - 1, int(len(found) * q))] for q in (0.5, 0.99))
@@ -318,10 +319,10 @@ def _latency(status: Status, rows: list[Row], source: EventSource, options: Simp
     return "latency: none, as no window has ended"
 
 
-def _results(status: Status, rows: list[Row], source: EventSource, options: SimpleNamespace) -> Iterable[str]:
+def _results(status: JobStatus, rows: list[Row], source: EventSource, options: SimpleNamespace) -> Iterable[str]:
     counts = stored(rows)
-    seen, joined = sum(counts.values()), int(status["operators"]["join"]["records_out"])
-    read = int(status["records_read"])
+    seen, joined = sum(counts.values()), status.operators["join"].records_out
+    read = status.records_read
     yield f"{len(counts):,} counts of {len({start for _, start in counts}):,} windows"
     yield f"{read:,} events, {joined:,} views"
     yield _latency(status, rows, source, options)

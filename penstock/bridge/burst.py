@@ -68,7 +68,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal, get_args
 
@@ -88,6 +88,7 @@ from penstock.bridge.switch_outcome import ANSWERS_MIN, JUDGED_AFTER_S, Refusals
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import WrongValue
 from penstock.runtime.lifecycle import State, StateMachine, Table
+from penstock.runtime.status import RangeFigures
 from penstock.runtime.units import (
     Seconds,
     above_zero,
@@ -288,33 +289,8 @@ class Observation:
     full: bool = False  # the buffers of its source are full: more records wait than `queue` says
 
 
-@dataclass(frozen=True)
-class Figures:
-    """The figures behind a decision, in records and records/s. None: not known."""
-
-    queue: float  # L
-    arrival_rate: float  # V
-    held_up: float = 0.0  # of the queue: what waits only because a range further down takes no more
-    record_rate: float | None = None  # PD: what the record tasks sustain as the job runs
-    record_rate_alone: float | None = None  # what they could do if nothing else held them up
-    record_rate_shown: float = 0.0  # the most that they have processed in a second lately
-    operation_rate: float | None = None  # PO, without the fixed cost
-    operation_capacity: float | None = None  # with it, at the longest interval
-    fixed_s: float | None = None  # t_s + t_ot
-    schedule_s: float | None = None  # t_s
-    transmit_s: float | None = None  # t_ot, of a micro-batch of hardly any records
-    transmit_rate: float | None = None  # what the way to Spark and back carries, in records/s
-    record_transmit_s: float | None = None  # t_dt: how long results are on their way to the next tasks
-    prepare_s: float | None = None  # what making Spark ready took, or will take
-    switch_s: float | None = None  # from the decision until all tasks give their input to Spark
-    return_s: float | None = None  # from the decision until all tasks process records again
-    interval_s: float | None = None  # T
-    queue_switch: float | None = None  # L_switch
-    queue_up: float | None = None  # L_up
-    queue_down: float | None = None  # L_down
-    queue_soon: float | None = None  # what of L is the range's own when Spark could give its first answer
-    growth: float = 0.0  # records/s by which the range's own queue has grown in the last moments
-    full: bool = False  # the buffers of the source have been full for some time: more records wait than L says
+class Figures(RangeFigures, frozen=True):
+    """The figures behind a decision, and their consequences."""
 
     @property
     def outgrown(self) -> bool:
@@ -604,8 +580,7 @@ class BurstDetector:
         )
         if cost is None:
             return figures
-        figures = replace(
-            figures,
+        figures = figures.changed(
             operation_rate=cost.rate,
             operation_capacity=cost.capacity(self.options.interval_max_s),
             fixed_s=cost.fixed_s,
@@ -615,13 +590,13 @@ class BurstDetector:
         )
         if (way := self._ways.cost) is not None:
             transmit_s = min(way.fixed_s, cost.fixed_s)
-            figures = replace(
-                figures, schedule_s=cost.fixed_s - transmit_s, transmit_s=transmit_s, transmit_rate=way.rate
+            figures = figures.changed(
+                schedule_s=cost.fixed_s - transmit_s, transmit_s=transmit_s, transmit_rate=way.rate
             )
         seconds = self._interval(figures).seconds
         in_s = seen.time_s - self._phase_s  # in this paradigm
         if record_rate is None:
-            return replace(figures, interval_s=seconds)
+            return figures.changed(interval_s=seconds)
         length = switch_length(
             arrival_rate,
             record_rate,
@@ -631,12 +606,12 @@ class BurstDetector:
             k=self.options.k,
         )
         up, down = thresholds(length, self.options.delta)
-        figures = replace(figures, interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
+        figures = figures.changed(interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
         growth = min(arrival_rate - record_rate, figures.growth)
         # The speeds of the first moments in a paradigm are not known well enough to look ahead.
         if self.options.k is not None or growth <= 0 or in_s < max(_DWELL_MIN_S, self.options.interval_max_s):
             return figures
-        return replace(figures, queue_up=length, queue_soon=figures.own + growth * (self._switch_s + cost.fixed_s))
+        return figures.changed(queue_up=length, queue_soon=figures.own + growth * (self._switch_s + cost.fixed_s))
 
     def _growth(self) -> float:
         """Returns by how many records/s the range's own queue has grown in the last moments."""

@@ -51,7 +51,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.bridge import parts
 from penstock.bridge.burst import BurstDetector, BurstOptions, Decision, Event, Figures
@@ -81,6 +80,7 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, DivertRequest
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.sources.base import Source
+from penstock.runtime.status import DualStatus, RangeFigures, RangeStatus, SparkProcesses
 from penstock.runtime.worker.load import TaskLoad
 from penstock.runtime.worker.sample import RecordSample, SampleRequest
 from penstock.runtime.worker.waiting import WaitingRecords
@@ -198,20 +198,17 @@ class ParadigmScheduler:
         self._answers = 0  # records that Spark had answered by the last look
         self._find_ranges()
 
-    def status(self) -> dict[str, Any]:
-        """The paradigm that each range of operators is in, and why, as plain data."""
+    def status(self) -> DualStatus:
+        """The paradigm that each range of operators is in, and why."""
         facts = self._spark.facts
-        return {
-            "mode": self._options.burst.mode,
-            "spark": self._about_spark,
-            "spark_state": self._spark.state.value,
-            "processes": {
-                "bridge": None if facts is None else facts.bridge,
-                "executors": {} if facts is None else dict(facts.executors),
-            },
-            "ranges": [self._status(range_) for range_ in self._ranges],
-            "stays": dict(self._why_not_in_spark),
-        }
+        return DualStatus(
+            mode=self._options.burst.mode,
+            spark=self._about_spark,
+            spark_state=self._spark.state.value,
+            processes=SparkProcesses() if facts is None else SparkProcesses(facts.bridge, dict(facts.executors)),
+            ranges=[self._status(range_) for range_ in self._ranges],
+            stays=dict(self._why_not_in_spark),
+        )
 
     # --- events ----------------------------------------------------------------------------------------------------
 
@@ -587,27 +584,27 @@ class ParadigmScheduler:
         why = "Spark has not been started yet" if self._spark.absence is None else "there is no Spark now"
         return f"{why}; {waiting}"
 
-    def _status(self, range_: _Range) -> dict[str, Any]:
+    def _status(self, range_: _Range) -> RangeStatus:
         parts_, form = range_.parts, range_.form
         forms = [one.form for one in self._ranges if one.form.chain in parts_] if parts_ else [form]
         leader = self._leader(range_) or range_
-        return {
-            "chain": form.chain,
-            "operators": [name for one in forms for name in one.before(parts_.get(one.chain, one.position)).names],
-            "partials": form.combiner is not None,
-            "extent": leader.extent,
-            "state": leader.detector.state.value,
-            "paradigm": "operation" if leader.detector.state in ("OPERATION", "RETURNING") else "record",
-            "burst": leader.decision is not None and leader.decision.burst,
-            "reason": self._reason(leader) + (_BLIND if leader.blind else ""),
-            "figures": {
-                **vars(Figures(0.0, 0.0) if leader.decision is None else leader.decision.figures),
-                "operation_measured": leader.tried or leader.detector.has_measured_spark,
-            },
-            "switches": [story.plain() for story in range_.detector.switches],
-            "did_not_pay": range_.detector.refusals.plain(),
-            "records_in_spark": range_.meter.records_in_spark,
-            "unprocessed": range_.meter.unprocessed,
-            "failed": range_.failed,
-            "way": None if self._spark.facts is None else range_.way,
-        }
+        figures = Figures() if leader.decision is None else leader.decision.figures
+        return RangeStatus(
+            chain=form.chain,
+            operators=[name for one in forms for name in one.before(parts_.get(one.chain, one.position)).names],
+            partials=form.combiner is not None,
+            extent=leader.extent,
+            state=leader.detector.state.value,
+            paradigm="operation" if leader.detector.state in ("OPERATION", "RETURNING") else "record",
+            burst=leader.decision is not None and leader.decision.burst,
+            reason=self._reason(leader) + (_BLIND if leader.blind else ""),
+            figures=RangeFigures(
+                **{**figures, "operation_measured": leader.tried or leader.detector.has_measured_spark}
+            ),
+            switches=[story.status() for story in range_.detector.switches],
+            did_not_pay=range_.detector.refusals.remembered(),
+            records_in_spark=range_.meter.records_in_spark,
+            unprocessed=range_.meter.unprocessed,
+            failed=range_.failed,
+            way=None if self._spark.facts is None else range_.way,
+        )

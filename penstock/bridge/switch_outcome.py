@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.bridge.cost import MicroBatch
 from penstock.runtime.backoff import Backoff
+from penstock.runtime.status import Refusal, SwitchMeasured, SwitchPeak, SwitchStatus
 
 # A switch is judged after this time at the earliest ...
 JUDGED_AFTER_S = 10.0
@@ -136,20 +137,20 @@ class SwitchStory:
             steps.append(f"up to {self.peak_s:.1f} s more were waiting, for {self.above_s:.1f} s")
         return "".join(f"; {step}" for step in steps)
 
-    def plain(self) -> dict[str, Any]:
-        """Returns the outcome as plain data."""
-        return {
-            "at_s": self.at_s,
-            "to": self.to,
-            "reason": self.reason,
-            "arrival_rate": self.arrival_rate,
-            "queue": self.queue,
-            "measured": {"seconds": self.lasted_s, "latency_s": self.measured_s},
-            "switched_s": self.switched_s,
-            "answer_s": self.answer_s,
-            "peak": {"queue": self.most, "height_s": self.peak_s, "seconds": self.above_s},
-            "taken_back": self.taken_back,
-        }
+    def status(self) -> SwitchStatus:
+        """Returns the outcome, for the status."""
+        return SwitchStatus(
+            at_s=self.at_s,
+            to=self.to,
+            reason=self.reason,
+            arrival_rate=self.arrival_rate,
+            queue=self.queue,
+            measured=SwitchMeasured(self.lasted_s, self.measured_s),
+            switched_s=self.switched_s,
+            answer_s=self.answer_s,
+            peak=SwitchPeak(self.most, self.peak_s, self.above_s),
+            taken_back=self.taken_back,
+        )
 
 
 class Refusals:
@@ -157,17 +158,11 @@ class Refusals:
 
     def __init__(self) -> None:
         self._backoff = Backoff(FIRST_S, MOST_S)
-        self._load: dict[str, Any] | None = None
+        self._load: Refusal | None = None
 
     def did_not_pay(self, arrival_rate: float, record_rate: float, time_s: float, why: str) -> None:
         """Notes that a switch did not pay at this load."""
-        self._load = {
-            "arrival_rate": arrival_rate,
-            "record_rate": record_rate,
-            "since_s": time_s,
-            "refused_for_s": self._backoff.failed(),
-            "why": why,
-        }
+        self._load = Refusal(arrival_rate, record_rate, time_s, self._backoff.failed(), why)
 
     def paid(self) -> None:
         """Notes that a switch has paid, so that none is refused."""
@@ -179,17 +174,17 @@ class Refusals:
         one = self._load
         if one is None:
             return None
-        passed_s, wait_s = time_s - one["since_s"], one["refused_for_s"]
+        passed_s, wait_s = time_s - one.since_s, one.refused_for_s
         if passed_s >= 2 * wait_s:
             self.paid()
-        similar = arrival_rate <= SIMILAR * one["arrival_rate"] and SIMILAR * record_rate >= one["record_rate"]
+        similar = arrival_rate <= SIMILAR * one.arrival_rate and SIMILAR * record_rate >= one.record_rate
         if passed_s >= wait_s or not similar:
             return None
         return (
-            f"at {one['arrival_rate']:,.0f} records/s a switch did not pay {passed_s:.0f} s ago; next try in "
+            f"at {one.arrival_rate:,.0f} records/s a switch did not pay {passed_s:.0f} s ago; next try in "
             f"{wait_s - passed_s:.0f} s"
         )
 
-    def plain(self) -> list[dict[str, Any]]:
-        """Returns the remembered refusals, as plain data."""
-        return [] if self._load is None else [dict(self._load)]
+    def remembered(self) -> list[Refusal]:
+        """Returns the remembered refusals."""
+        return [] if self._load is None else [self._load]

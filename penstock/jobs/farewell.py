@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from penstock.runtime.status import JobStatus
+
 
 class _Running(Protocol):
     """The part of a job that this module needs."""
@@ -24,7 +26,7 @@ class _Running(Protocol):
         """Whether the job runs, and this program has not cancelled it."""
         ...
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JobStatus:
         """The job's present status."""
         ...
 
@@ -55,8 +57,8 @@ def said(jobs: Iterable[_Running], say: Callable[[str], None]) -> None:
             if job.ends_unasked():
                 status = job.status()
                 say(
-                    f"penstock: this program ends while its job {job.name!r} is {status['state']} "
-                    f"({status.get('records_read', 0):,} records read, {status.get('records_written', 0):,} written), "
+                    f"penstock: this program ends while its job {job.name!r} is {status.state} "
+                    f"({status.records_read:,} records read, {status.records_written:,} written), "
                     "and the job ends with it. Call job.wait() to wait for its end, or start it with detached=True, "
                     "and without local=True, on a cluster that outlives the program"
                 )

@@ -33,7 +33,6 @@ from penstock.host.carry.requests import (
 )
 from penstock.host.decide.commands import JobEnd
 from penstock.host.decide.job_state import ENDED
-from penstock.host.decide.status import no_status
 from penstock.host.process.collected import Encoded
 from penstock.jobs.progress import Progress
 from penstock.runtime.errors import (
@@ -51,6 +50,7 @@ from penstock.runtime.program.mixing import mixing_words
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.sinks.base import Sink
+from penstock.runtime.status import JobStatus, TaskStatus
 from penstock.runtime.storage import filesystems
 from penstock.runtime.units import seconds, whole
 
@@ -62,19 +62,19 @@ _LOOK_S = 0.1  # between two looks at the status in wait_for()
 _LINES_S = 10.0  # how long the job's host waits for new lines to print
 
 
-def summary(status: Mapping[str, Any]) -> str:
+def summary(status: JobStatus) -> str:
     """Returns a job's status in one line."""
-    said = str(status["state"])
-    if status.get("uptime_s"):
-        said += f" {'after' if status['state'] in ENDED else 'for'} {status['uptime_s']:,.0f} s"
-    if workers := len(status.get("workers", ())):
+    said = status.state
+    if status.uptime_s:
+        said += f" {'after' if status.state in ENDED else 'for'} {status.uptime_s:,.0f} s"
+    if workers := len(status.workers):
         said += f" on {workers} worker{'s' * (workers != 1)}"
-    if status.get("uptime_s") and "records_read" in status:  # otherwise nothing is known of them yet
-        said += f", {status['records_read']:,} records read, {status['records_written']:,} written"
-    if silent := status.get("master_silent_s"):
-        said += f", JobMaster silent for {silent:,.0f} s"
-    if status.get("error"):
-        said += f": {shorten(str(status['error']).splitlines()[0])[1:-1]}"
+    if status.uptime_s:  # otherwise nothing is known of records yet
+        said += f", {status.records_read:,} records read, {status.records_written:,} written"
+    if status.master_silent_s:
+        said += f", JobMaster silent for {status.master_silent_s:,.0f} s"
+    if status.error:
+        said += f": {shorten(status.error.splitlines()[0])[1:-1]}"
     return said
 
 
@@ -95,11 +95,11 @@ def local_jobs() -> list[Job]:
     return [job for job in list(_known.values()) if job._link.is_local and not job._over.is_set()]
 
 
-def silent_status(name: str) -> dict[str, Any]:
+def silent_status(name: str) -> JobStatus:
     """Returns the status of a running job whose JobMaster does not answer: its last answer to this program."""
     job = _known.get(name)
     if job is None or job._over.is_set():
-        return no_status(name, "UNKNOWN")
+        return JobStatus(name=name, state="UNKNOWN")
     return job.status()
 
 
@@ -122,7 +122,7 @@ class Job:
         self._end: JobEnd | None = None
         self._cancelled = False
         self._told_of_late = self._told_of_spark = False
-        self._last_status: dict[str, Any] | None = None
+        self._last_status: JobStatus | None = None
         self._over = threading.Event()
         self._news = threading.Event()  # for wait(): the job is over, or a sink in this process has failed
         self._trouble: PenstockError | None = None
@@ -158,41 +158,42 @@ class Job:
     def state(self) -> str:
         """STARTING, RUNNING, RECOVERING, MOVING, STOPPING, FINISHED, CANCELLED or FAILED; UNKNOWN of a job that another
         program has started, as long as its JobMaster has not answered this one."""
-        return str(self.status()["state"])
+        return self.status().state
 
-    def status(self) -> dict[str, Any]:
-        """The present state of the job, as plain data (docs/running.md has the fields); after its end, the last status.
+    def status(self) -> JobStatus:
+        """The present state of the job (docs/status.md has its fields); after its end, the last status. It can also be
+        read by keys, as in `job.status()["records_read"]`, and `plain()` makes dicts of it.
 
         `master_silent_s` is 0.0, or the number of seconds for which the JobMaster has not answered; the rest is then
         its last answer, or zeros when it has not answered yet. Every status has the same keys. The call waits for the
         JobMaster for a few seconds at most.
         """
-        if self._last_status is None or self._last_status["state"] not in ENDED:
+        if self._last_status is None or self._last_status.state not in ENDED:
             try:
                 self._keep_status(self._ask_status())
             except (HostGone, ClusterGone):
                 self._over.wait()
         assert self._last_status is not None
         if self._end is not None:
-            self._last_status = {**self._last_status, "state": self._end.state, "error": self._end.error}
+            self._last_status = self._last_status.changed(state=self._end.state, error=self._end.error)
         return self._last_status
 
-    def _keep_status(self, status: dict[str, Any]) -> None:
+    def _keep_status(self, status: JobStatus) -> None:
         """Keeps the newest status. After the status of the end, no later answer counts."""
         with self._lock:
-            if self._last_status is None or self._last_status["state"] not in ENDED:
+            if self._last_status is None or self._last_status.state not in ENDED:
                 self._last_status = status
 
-    def _ask_status(self) -> dict[str, Any]:
+    def _ask_status(self) -> JobStatus:
         with self._asks:
             try:
                 return self._link.ask(Status())
             except TimeoutError:
                 state = "UNKNOWN" if self._program is None else "STARTING"
-                last = self._last_status or no_status(self.name, state)
-                return {**last, "master_silent_s": self._link.silent_s}
+                last = self._last_status or JobStatus(name=self.name, state=state)
+                return last.changed(master_silent_s=self._link.silent_s)
 
-    def wait(self, timeout_s: float | timedelta | None = None, *, progress: bool | None = None) -> dict[str, Any]:
+    def wait(self, timeout_s: float | timedelta | None = None, *, progress: bool | None = None) -> JobStatus:
         """Wait for the end of the job, and return its last status.
 
         It warns on stderr, by the logger of this module, when records were dropped because they came too late for their
@@ -230,8 +231,8 @@ class Job:
         return status
 
     def wait_for(
-        self, condition: Callable[[dict[str, Any]], object], timeout_s: float | timedelta | None = None
-    ) -> dict[str, Any]:
+        self, condition: Callable[[JobStatus], object], timeout_s: float | timedelta | None = None
+    ) -> JobStatus:
         """Wait until `condition(job.status())` is true, and return that status. It looks ten times a second.
 
             job.wait_for(lambda status: status["records_written"] >= 100)
@@ -272,22 +273,22 @@ class Job:
                 raise ClusterGone(message)
             raise JobFailed(message, self._end.operator)
 
-    def _tell_of_late(self, status: dict[str, Any]) -> None:
+    def _tell_of_late(self, status: JobStatus) -> None:
         """Warns once when records were dropped as late, because nothing else but a counter shows it."""
-        mixed = mixing_words(status.get("mixing") or {})
-        if (said := late_words(status.get("late_dropped") or {}, mixed)) and not self._told_of_late:
+        mixed = mixing_words(status.mixing)
+        if (said := late_words(status.late_dropped, mixed)) and not self._told_of_late:
             self._told_of_late = True
             logger.warning("job %r: %s", self.name, said)
 
-    def _tell_of_spark(self, status: dict[str, Any]) -> None:
+    def _tell_of_spark(self, status: JobStatus) -> None:
         """Warns once when the job's input was to go to Spark at any load, and none of it went there, because a test
         that means to use Spark would then test something else."""
-        known = status.get("dual") or {}
-        if self._told_of_spark or known.get("mode") not in ("spark-only", "toggle"):
+        known = status.dual
+        if self._told_of_spark or known.mode not in ("spark-only", "toggle"):
             return
-        if not any(one["records_in_spark"] for one in known["ranges"]):
+        if not any(one.records_in_spark for one in known.ranges):
             self._told_of_spark = True
-            why = next((f" ({one['reason']})" for one in known["ranges"] if one["reason"]), "")
+            why = next((f" ({one.reason})" for one in known.ranges if one.reason), "")
             logger.warning("job %r: no record was processed in Spark%s", self.name, why)
 
     def trouble(self, error: PenstockError) -> None:
@@ -328,10 +329,9 @@ class Job:
         self._cancelled = True
         self._tell(Cancel())
 
-    def plan(self) -> list[dict[str, Any]]:
+    def plan(self) -> list[TaskStatus]:
         """Returns the tasks and the workers on which they run."""
-        tasks: list[dict[str, Any]] = self.status()["tasks"]
-        return tasks
+        return self.status().tasks
 
     def savepoint(self, url: str | os.PathLike[str], timeout_s: float | timedelta | None = None) -> str:
         """Save the state of all tasks in a directory or at a URL, and wait until it is written. The job continues.
@@ -432,7 +432,7 @@ class Job:
             for channel in self._channels:
                 self._collected.setdefault(channel, [])
         if self._last_status is None:
-            self._last_status = no_status(self.name, end.state, end.error)
+            self._last_status = JobStatus(name=self.name, state=end.state, error=end.error)
         self._end = end
         with self._lock:
             self._over.set()

@@ -11,6 +11,8 @@ from collections import Counter
 from types import TracebackType
 from typing import Any
 
+from penstock.runtime.status import JobStatus
+
 _FIRST_S = 1.0  # a job that is over sooner needs no progress
 _TERMINAL_S = 0.5
 _LINE_S = 2.0
@@ -56,11 +58,11 @@ class Progress:
         """Returns whether a status should be shown now."""
         return self._shown and time.monotonic() >= self._due
 
-    def update(self, status: dict[str, Any]) -> None:
+    def update(self, status: JobStatus) -> None:
         """Shows a status."""
         self._due = time.monotonic() + (_TERMINAL_S if self._terminal else _LINE_S)
         self._any = True
-        starts = status["state"] == "STARTING"
+        starts = status.state == "STARTING"
         if not self._terminal:
             try:
                 print(starting(status, self._where) if starts else line(status), file=sys.stderr, flush=True)
@@ -89,7 +91,7 @@ class Progress:
         shown = Group(table(status), Text(said)) if said else table(status)
         self._live.update(shown, refresh=True)
 
-    def finish(self, status: dict[str, Any]) -> None:
+    def finish(self, status: JobStatus) -> None:
         """Shows the last status, if any was shown before."""
         if self._any:
             self.update(status)
@@ -147,97 +149,91 @@ class _Above:
         self._carried.wait(_CARRIED_S)
 
 
-def starting(status: dict[str, Any], where: str = "") -> str:
+def starting(status: JobStatus, where: str = "") -> str:
     """Returns one line about the thing for which a job waits that has not started yet."""
     on = f" on {where}" if where else ""
-    waits_for = status.get("waits_for") or "its JobMaster"
-    return f"{status['name']} starting{on} {status.get('uptime_s', 0.0):.0f} s: {waits_for}"
+    return f"{status.name} starting{on} {status.uptime_s:.0f} s: {status.waits_for or 'its JobMaster'}"
 
 
-def line(status: dict[str, Any]) -> str:
+def line(status: JobStatus) -> str:
     """Returns a status in one line."""
-    latency = status.get("latency_ms") or {}
     said = trouble(status)
-    queued = sum(op["queued"] for op in status["operators"].values())
+    queued = sum(op.queued for op in status.operators.values())
     return (
-        f"{status['name']} {status['state'].lower()} {status.get('uptime_s', 0.0):.0f} s: "
-        f"read {status.get('records_read', 0):,} ({status.get('read_per_s', 0.0):,.0f}/s), "
-        f"written {status.get('records_written', 0):,}, queued {queued:,}, "
-        f"latency p50 {_ms(latency.get('p50'))} p99 {_ms(latency.get('p99'))}"
-        + (f", skipped {status['skipped']:,}" if status.get("skipped") else "")
+        f"{status.name} {status.state.lower()} {status.uptime_s:.0f} s: "
+        f"read {status.records_read:,} ({status.read_per_s:,.0f}/s), "
+        f"written {status.records_written:,}, queued {queued:,}, "
+        f"latency p50 {_number(status.latency_ms.p50, ' ms')} p99 {_number(status.latency_ms.p99, ' ms')}"
+        + (f", skipped {status.skipped:,}" if status.skipped else "")
         + "".join(f"; {said}" for said in paradigms(status))
         + (f", {said}" if said else "")
     )
 
 
-def paradigms(status: dict[str, Any]) -> list[str]:
+def paradigms(status: JobStatus) -> list[str]:
     """Returns a line for each range of operators that can go to Spark: where it runs, and why."""
-    known = status.get("dual")
-    if not known:
-        return []
-    lines = []
-    for one in known["ranges"]:
-        where = {"operation": "in Spark", "record": "as records"}[one["paradigm"]]
-        lines.append(f"{', '.join(one['operators']) or 'partial aggregates'} {where}: {one['reason'] or 'starting'}")
-    return lines
+    where = {"operation": "in Spark", "record": "as records"}
+    return [
+        f"{', '.join(one.operators) or 'partial aggregates'} {where[one.paradigm]}: {one.reason or 'starting'}"
+        for one in status.dual.ranges
+    ]
 
 
-def trouble(status: dict[str, Any]) -> str:
+def trouble(status: JobStatus) -> str:
     """Returns the troubles of a job, for live progress, or an empty text when all went well."""
-    known = status.get("epochs") or {}
     parts = [f"{who} has not answered for {seconds:.0f} s" for who, seconds in silent(status)]
     parts += links(status)
-    if known.get("restarts"):
-        parts.append(f"restarted {times(known['restarts'])}")
-    if known.get("last_failure"):
-        parts.append(f"epochs: {known['last_failure']}")
-    if status.get("waits_for"):
-        parts.append(f"waits for {status['waits_for']}")
+    if status.epochs.restarts:
+        parts.append(f"restarted {times(status.epochs.restarts)}")
+    if status.epochs.last_failure:
+        parts.append(f"epochs: {status.epochs.last_failure}")
+    if status.waits_for:
+        parts.append(f"waits for {status.waits_for}")
     return "; ".join(parts)
 
 
-def silent(status: dict[str, Any]) -> list[tuple[str, float]]:
+def silent(status: JobStatus) -> list[tuple[str, float]]:
     """Returns the processes of a job that do not answer, and the number of seconds for which they have not."""
-    found = [("JobMaster", status.get("master_silent_s", 0.0))]
-    found += [(f"worker {worker['index']}", worker.get("silent_s", 0.0)) for worker in status.get("workers", ())]
+    found = [("JobMaster", status.master_silent_s)]
+    found += [(f"worker {worker.index}", worker.silent_s) for worker in status.workers]
     return [(who, seconds) for who, seconds in found if seconds >= _SILENT_S]
 
 
-def links(status: dict[str, Any]) -> list[str]:
+def links(status: JobStatus) -> list[str]:
     """Returns a sentence for each two machines of a job between which a link between workers is silent, although both
     reach the JobMaster."""
     found: dict[frozenset[str], str] = {}
-    for one in status.get("links", ()):
-        here, there = one["machines"]
+    for one in status.links:
+        here, there = one.machines
         found.setdefault(
             frozenset((here, there)),
-            f"worker {one['from']} on {here} does not reach worker {one['to']} on {there} at {one['at']}, "
-            f"for {one['silent_s']:.0f} s",
+            f"worker {one.from_} on {here} does not reach worker {one.to} on {there} at {one.at}, "
+            f"for {one.silent_s:.0f} s",
         )
     return list(found.values())
 
 
-def epochs(status: dict[str, Any]) -> str:
+def epochs(status: JobStatus) -> str:
     """Returns one line about the epochs in a status, for jobs that have epochs."""
-    known = status["epochs"]
-    age = f", {known['age_s']:.1f} s ago" if known["age_s"] is not None else ""
+    known = status.epochs
+    age = f", {known.age_s:.1f} s ago" if known.age_s is not None else ""
     parts = [
-        f"epoch {known['complete']} complete{age}" if known["complete"] else "no epoch complete yet",
-        f"restarted {times(known['restarts'])}" if known["restarts"] else "no restarts",
-        f"last failure: {known['last_failure'] or 'none'}",
-        f"in {known['store']}",
+        f"epoch {known.complete} complete{age}" if known.complete else "no epoch complete yet",
+        f"restarted {times(known.restarts)}" if known.restarts else "no restarts",
+        f"last failure: {known.last_failure or 'none'}",
+        f"in {known.store}",
     ]
     return "; ".join(parts)
 
 
-def processes(status: dict[str, Any]) -> list[str]:
+def processes(status: JobStatus) -> list[str]:
     """Returns a line for each worker, for each machine that is silent or lost or has come back under another id, and
     one for all relays. Nodes are named when there is more than one, and with their ids when they have the same name."""
-    placement = status["placement"]
-    hosts = {one["node_id"]: one["name"].removesuffix(f" ({one['node_id'][:8]})") for one in placement["machines"]}
-    hosts.update(zip(placement["node_ids"], (node["name"] for node in placement["nodes"]), strict=False))
+    placement = status.placement
+    hosts = {one.node_id: one.name.removesuffix(f" ({one.node_id[:8]})") for one in placement.machines}
+    hosts.update(zip(placement.node_ids, (node.name for node in placement.nodes), strict=False))
     with_name = Counter(hosts.values())
-    nodes = {worker["node_id"] for worker in status["workers"]} | set(placement["node_ids"])
+    nodes = {worker.node_id for worker in status.workers} | set(placement.node_ids)
 
     def name(node_id: str) -> str:
         host = hosts.get(node_id)
@@ -246,23 +242,23 @@ def processes(status: dict[str, Any]) -> list[str]:
         return host if with_name[host] == 1 else f"{host} ({node_id[:8]})"
 
     lines = []
-    for worker in status["workers"]:
-        on = f" on {name(worker['node_id'])}" if len(nodes) > 1 else ""
-        tasks = len(worker["tasks"])
-        said = f"worker {worker['index']}{on}: process {worker['pid']}, {tasks} task{'s' * (tasks != 1)}"
-        if worker["state"] != "RUNNING":
+    for worker in status.workers:
+        on = f" on {name(worker.node_id)}" if len(nodes) > 1 else ""
+        tasks = len(worker.tasks)
+        said = f"worker {worker.index}{on}: process {worker.pid}, {tasks} task{'s' * (tasks != 1)}"
+        if worker.state != "RUNNING":
             said += "; the process has gone, and another one is started"
-        elif worker["silent_s"] >= _SILENT_S:
-            said += f", silent for {worker['silent_s']:.0f} s"
+        elif worker.silent_s >= _SILENT_S:
+            said += f", silent for {worker.silent_s:.0f} s"
         lines.append(said)
-    lost = {hosts[machine["node_id"]] for machine in placement["machines"] if machine["state"] == "lost"}
-    for machine in placement["machines"]:
-        if machine["state"] in ("silent", "lost") or hosts[machine["node_id"]] in lost:
-            how = f"silent for {machine['silent_s']:.0f} s" if machine["state"] == "silent" else machine["state"]
-            lines.append(f"machine {machine['name']}: {how}")
+    lost = {hosts[machine.node_id] for machine in placement.machines if machine.state == "lost"}
+    for machine in placement.machines:
+        if machine.state in ("silent", "lost") or hosts[machine.node_id] in lost:
+            how = f"silent for {machine.silent_s:.0f} s" if machine.state == "silent" else machine.state
+            lines.append(f"machine {machine.name}: {how}")
     lines += links(status)
-    if status["relays"]:
-        lines.append("relays: " + ", ".join(f"{name(one['node_id'])} {one['state']}" for one in status["relays"]))
+    if status.relays:
+        lines.append("relays: " + ", ".join(f"{name(one.node_id)} {one.state}" for one in status.relays))
     return lines
 
 
@@ -271,27 +267,27 @@ def times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
-def table(status: dict[str, Any]) -> Any:
+def table(status: JobStatus) -> Any:
     """Returns a status as a rich table, with a row for each operator."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    title = f"{status['name']}  {status['state'].lower()}  {status.get('uptime_s', 0.0):.0f} s"
+    title = f"{status.name}  {status.state.lower()}  {status.uptime_s:.0f} s"
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     shown.add_column("operator", no_wrap=True, min_width=8)
     for column in ("tasks", "in", "in/s", "out/s", "queued", "busy", "p50 ms", "p99 ms"):
         shown.add_column(column, justify="right", no_wrap=True)
-    for name, op in status["operators"].items():
+    for name, op in status.operators.items():
         shown.add_row(
             name,
-            str(op["parallelism"]),
-            short(op["records_in"]),
-            short(op["in_per_s"]),
-            short(op["out_per_s"]),
-            short(op["queued"]),
-            f"{100 * op['busy']:.0f} %",
-            _number(op["latency_ms"]["p50"]),
-            _number(op["latency_ms"]["p99"]),
+            str(op.parallelism),
+            short(op.records_in),
+            short(op.in_per_s),
+            short(op.out_per_s),
+            short(op.queued),
+            f"{100 * op.busy:.0f} %",
+            _number(op.latency_ms.p50),
+            _number(op.latency_ms.p99),
         )
     return shown
 
@@ -307,9 +303,5 @@ def short(value: float) -> str:
     return f"{value:.3g} {unit}"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} ms"
+def _number(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.2f}{unit}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.host.process.network import NODE_TIMEOUT_S, TransportName
 from penstock.jobs import farewell
@@ -23,6 +23,7 @@ from penstock.runtime.exchange.output_cache import MEMORY_BYTES
 from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.flow import check_flow
+from penstock.runtime.status import JobStatus
 
 if TYPE_CHECKING:
     from penstock.bridge.burst import BurstOptions
@@ -184,12 +185,12 @@ def attach(name: str | None = None, *, address: str | None = None) -> Job:
         raise
 
 
-def jobs(*, address: str | None = None) -> list[dict[str, Any]]:
+def jobs(*, address: str | None = None) -> list[JobStatus]:
     """The status of each running job, on the clusters where `attach` looks; "cluster" is the address of its cluster.
 
     The list is empty when there is no cluster. When a JobMaster does not answer within seconds, the entry is what
     `Job.status()` knows in this program. If that is nothing, the entry has the state UNKNOWN, and zeros."""
     from penstock.actors import on_ray
 
-    here = [{**job.status(), "cluster": "this program"} for job in local_jobs()]
+    here = [job.status().changed(cluster="this program") for job in local_jobs()]
     return here + on_ray.jobs(address, silent_status)

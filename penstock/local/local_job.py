@@ -24,6 +24,7 @@ from penstock.local.worker import NODE
 from penstock.runtime.errors import JobError
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import Program
+from penstock.runtime.status import PlacementStatus
 
 T = TypeVar("T")
 
@@ -67,8 +68,9 @@ class LocalJob:
         """See Carrier."""
         return "its worker processes"
 
-    def placement_status(self) -> None:
+    def placement_status(self) -> PlacementStatus:
         """See Carrier."""
+        return PlacementStatus()
 
     def bridges(self) -> None:
         """See Carrier. There is no Spark in a local job."""

@@ -35,6 +35,7 @@ from penstock.placement.topology import Topology, of_plan, with_data
 from penstock.placement.traffic import Bools, TrafficGraph
 from penstock.runtime.program.bound_tasks import bound_tasks
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.status import NodeStatus, PlacementStatus
 from penstock.runtime.worker.load import TrafficReport
 from penstock.runtime.worker.metrics import Histogram
 
@@ -57,9 +58,7 @@ class Placer:
         self._moves = 0
         self._verdict: Verdict | None = None
         # The traffic between nodes and between workers, as measured last; None until it is measured.
-        self._seen: dict[str, float | None] = dict.fromkeys(
-            ("between_nodes", "between_workers", "total", "intra_node_share")
-        )
+        self._seen = PlacementStatus()
         self._hops: HopCosts | None = None  # as measured last
         self._latencies = HopLatencies()  # in the same way
         self._volume = Volume(0.0, 0.0, 0.0)
@@ -229,12 +228,12 @@ class Placer:
         self._volume = Volume(messages.total_traffic, monitor.size(plan), costs.total_traffic)
         self._told = monitor.told(plan)
         self._known = KnownLoad.of(plan, topology).dumps()
-        self._seen = {
-            "between_nodes": running.between_nodes(topology.graph),
-            "between_workers": running.between_workers(topology.graph),
-            "total": topology.graph.total_traffic,
-            "intra_node_share": running.intra_node_share(topology.graph),
-        }
+        self._seen = PlacementStatus(
+            between_nodes=running.between_nodes(topology.graph),
+            between_workers=running.between_workers(topology.graph),
+            total=topology.graph.total_traffic,
+            intra_node_share=running.intra_node_share(topology.graph),
+        )
 
         def draw(graph: TrafficGraph) -> TrafficGraph:
             return with_data(plan, replace(topology, graph=graph), at.places())
@@ -292,24 +291,23 @@ class Placer:
         self._moves += count
         self._replanner.moved(time.monotonic())
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> PlacementStatus:
         """Returns the part of the status about placement: the nodes, the traffic between nodes and between workers as
         measured last (bytes a second), what hops cost and how long they take, the number of tasks that have migrated,
         and the last decision."""
         hops, at = self._hops, self._at.layout
         kinds = None if hops is None else {"worker": hops.worker, "node": hops.node, "network": hops.network}
-        return {
-            "method": self._options.method,
-            "nodes": [{"name": node.name, "workers": node.workers, "speed": node.speed} for node in at.nodes],
-            "node_ids": [machine.node_id for machine in at.machines],
-            "moves": self._moves,
-            "last": None if self._verdict is None else self._verdict.reason,
-            "node_cost": self._node_cost(),
-            "hop_ns_per_kib": kinds and {kind: hop and 1024 * hop.byte_ns for kind, hop in kinds.items()},
-            "hop_ns_per_message": kinds and {kind: hop and hop.message_ns for kind, hop in kinds.items()},
-            "hop_us": told_latencies(self._latencies),
-            **self._seen,
-        }
+        return self._seen.changed(
+            method=self._options.method,
+            nodes=[NodeStatus(name=node.name, workers=node.workers, speed=node.speed) for node in at.nodes],
+            node_ids=[machine.node_id for machine in at.machines],
+            moves=self._moves,
+            last=None if self._verdict is None else self._verdict.reason,
+            node_cost=self._node_cost(),
+            hop_ns_per_kib=kinds and {kind: hop and 1024 * hop.byte_ns for kind, hop in kinds.items()},
+            hop_ns_per_message=kinds and {kind: hop and hop.message_ns for kind, hop in kinds.items()},
+            hop_us=told_latencies(self._latencies),
+        )
 
 
 def _latency_s(reports: Iterable[TrafficReport]) -> float | None:

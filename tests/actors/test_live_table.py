@@ -15,11 +15,11 @@ early = logging.StreamHandler()  # it keeps the stream of now, as Ray's does
 log = logging.getLogger("early")
 log.addHandler(early)
 from penstock.jobs.progress import Progress
+from penstock.runtime.status import JobStatus, OperatorStatus
 
 def status(n):
-    operator = {"parallelism": 1, "records_in": n, "in_per_s": 1.0, "out_per_s": 1.0, "queued": 0, "busy": 0.0,
-                "latency_ms": {"p50": None, "p99": None}}
-    return {"name": "job", "state": "RUNNING", "uptime_s": n, "operators": {"map": operator, "sink": operator}}
+    operator = OperatorStatus(parallelism=1, records_in=n, in_per_s=1.0, out_per_s=1.0)
+    return JobStatus(name="job", state="RUNNING", uptime_s=n, operators={"map": operator, "sink": operator})
 
 with Progress("job", shown=True) as shown:
     shown.update(status(1))

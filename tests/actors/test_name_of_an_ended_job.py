@@ -25,6 +25,7 @@ from penstock.host.process.worker_process import WorkerOptions
 from penstock.runtime.errors import NotEnoughResources
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import Program
+from penstock.runtime.status import PlacementStatus
 
 LIMIT_S = 60.0
 #: How often the runner asks Ray about the driver before Ray knows that the driver has died, and how often a driver
@@ -46,8 +47,8 @@ class Carrier(_RayCarrier):
     def reserve(self, cancelled: Callable[[], bool], known: str = "") -> Any:
         raise NotEnoughResources("there is no room")
 
-    def placement_status(self) -> dict[str, Any]:
-        return {}
+    def placement_status(self) -> PlacementStatus:
+        return PlacementStatus()
 
 
 class Handle:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from penstock.actors.nodes import check_fits
 from penstock.jobs import farewell, progress
 from penstock.placement.groups import Machine, NotPlaced
+from penstock.runtime.status import JobStatus
 
 NODE = Machine("ab12cd34ef", "host", 3.0, 1.0, 1e9, {}, {}, {})
 
@@ -32,9 +32,9 @@ def test_what_others_hold_now_may_come_free() -> None:
 
 def test_a_job_that_starts_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     shown = progress.Progress("job", shown=True, where="the Ray cluster at 1.2.3.4:5")
-    status: dict[str, Any] = {"name": "job", "state": "STARTING", "uptime_s": 3.2, "operators": {}}
+    status = JobStatus(name="job", state="STARTING", uptime_s=3.2)
     shown.update(status)
-    shown.update({**status, "waits_for": "1 of 2 workers have started"})
+    shown.update(status.changed(waits_for="1 of 2 workers have started"))
     assert capsys.readouterr().err == (
         "job starting on the Ray cluster at 1.2.3.4:5 3 s: its JobMaster\n"
         "job starting on the Ray cluster at 1.2.3.4:5 3 s: 1 of 2 workers have started\n"
@@ -52,7 +52,7 @@ def test_progress_that_nobody_can_read_does_not_end_the_wait(error: OSError, mon
 
     shown = progress.Progress("job", shown=True)
     monkeypatch.setattr(progress.sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
-    status: dict[str, Any] = {"name": "job", "state": "STARTING", "uptime_s": 3.2, "operators": {}}
+    status = JobStatus(name="job", state="STARTING", uptime_s=3.2)
     shown.update(status)
     assert tries
     assert not shown.due()
@@ -69,10 +69,10 @@ class Running:
     def ends_unasked(self) -> bool:
         return self.running
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JobStatus:
         if self.fails:
             raise RuntimeError("no cluster any more")
-        return {"state": "RUNNING", "records_read": 1234, "records_written": 56}
+        return JobStatus(name=self.name, state="RUNNING", records_read=1234, records_written=56)
 
 
 def test_the_end_of_a_program_names_the_jobs_that_go_with_it() -> None:

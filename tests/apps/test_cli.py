@@ -22,9 +22,18 @@ import penstock
 from penstock.apps import cli, text
 from penstock.apps.app import Built
 from penstock.apps.catalog import APPS
-from penstock.host.decide.status import no_status
 from penstock.jobs import progress
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.status import (
+    EpochsStatus,
+    JobStatus,
+    MachineStatus,
+    NodeStatus,
+    OperatorStatus,
+    PlacementStatus,
+    RelayStatus,
+    WorkerStatus,
+)
 from tests.e2e.processes import LIMIT_S, descendants, kill, wait_gone, wait_until
 
 
@@ -51,7 +60,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_there_is_no_rate_of_records_that_were_counted_before_a_savepoint() -> None:
-    status = {"name": "job", "state": "FINISHED", "records_read": 1000}
+    status = JobStatus(name="job", state="FINISHED", records_read=1000)
     assert cli._summary(status, 2.0) == "job finished: 1,000 records in 2.0 s; 500 records/s"
     assert (
         cli._summary(status, 2.0, "started from the savepoint")
@@ -249,17 +258,20 @@ def test_places_are_the_same_for_all_processes(tmp_path: Path, monkeypatch: pyte
     assert given[1].savepoint == "s3://bucket/x"
 
 
-def status_of(**epochs: Any) -> dict[str, Any]:
-    known = {"complete": 12, "begun": 13, "age_s": 0.42, "restarts": 0, "last_failure": None, "store": "/state/job"}
-    return {"name": "job", "state": "RUNNING", "operators": {}, "epochs": {**known, **epochs}}
+RUNNING = JobStatus(name="job", state="RUNNING")
+
+
+def status_of(**epochs: Any) -> JobStatus:
+    known = EpochsStatus(complete=12, begun=13, age_s=0.42, store="/state/job")
+    return RUNNING.changed(epochs=known.changed(**epochs))
 
 
 def test_progress_tells_of_trouble_and_of_nothing_else() -> None:
     calm = status_of()
     assert progress.trouble(calm) == ""
-    assert progress.trouble({"name": "job", "state": "RUNNING", "operators": {}}) == ""
+    assert progress.trouble(RUNNING) == ""
     assert progress.line(calm).endswith("p99 -")
-    troubled = {**status_of(restarts=2, last_failure="epoch 13: no space"), "state": "RECOVERING"}
+    troubled = status_of(restarts=2, last_failure="epoch 13: no space").changed(state="RECOVERING")
     assert progress.line(troubled).startswith("job recovering ")
     assert progress.line(troubled).endswith(", restarted twice; epochs: epoch 13: no space")
 
@@ -271,33 +283,42 @@ def test_the_line_about_epochs() -> None:
     assert line == "no epoch complete yet; restarted 3 times; last failure: no space; in /state/job"
 
 
-def workers_on(*nodes: str) -> list[dict[str, Any]]:
+def workers_on(*nodes: str) -> list[WorkerStatus]:
     return [
-        {"index": i, "pid": 170 + i, "state": "RUNNING", "node_id": node, "tasks": [i], "silent_s": 0.0}
-        for i, node in enumerate(nodes)
+        WorkerStatus(index=i, pid=170 + i, state="RUNNING", node_id=node, tasks=[i]) for i, node in enumerate(nodes)
     ]
 
 
+def placement(node_ids: list[str], *machines: tuple[str, str, str, float]) -> PlacementStatus:
+    """Returns the placement on two nodes, and these machines: id, name, state, and seconds of silence."""
+    return PlacementStatus(
+        nodes=[NodeStatus(name=name, workers=1) for name in ("left", "right")],
+        node_ids=node_ids,
+        machines=[
+            MachineStatus(node_id=node_id, name=name, state=state, silent_s=silent_s)
+            for node_id, name, state, silent_s in machines
+        ],
+    )
+
+
+def relays(*known: tuple[str, str]) -> list[RelayStatus]:
+    return [RelayStatus(number=i, node_id=node_id, state=state) for i, (node_id, state) in enumerate(known)]
+
+
 def test_the_processes_of_a_job_on_one_machine_do_not_name_it() -> None:
-    status = {**no_status("job", "RUNNING"), "workers": workers_on("a1", "a1")}
+    status = RUNNING.changed(workers=workers_on("a1", "a1"))
     assert progress.processes(status) == ["worker 0: process 170, 1 task", "worker 1: process 171, 1 task"]
 
 
 def test_the_processes_of_a_job_on_several_machines() -> None:
-    status = {**no_status("job", "RUNNING"), "workers": workers_on("a1", "b2", "c3")}
-    status["workers"][1]["silent_s"] = 4.2
-    status["workers"][2]["state"] = "NONE"
-    status["placement"]["nodes"] = [{"name": name, "workers": 1} for name in ("left", "right")]
-    status["placement"]["node_ids"] = ["a1", "b2"]
-    status["placement"]["machines"] = [
-        {"node_id": "b2", "name": "right", "state": "silent", "silent_s": 4.4},
-        {"node_id": "c3", "name": "gone", "state": "lost", "silent_s": 5.0},
-        {"node_id": "d4", "name": "calm", "state": "ok", "silent_s": 0.0},
-    ]
-    status["relays"] = [
-        {"number": 1, "node_id": "a1", "state": "ready", "pid": 5},
-        {"number": 2, "node_id": "b2", "state": "lost", "pid": None},
-    ]
+    left, right, gone = workers_on("a1", "b2", "c3")
+    status = RUNNING.changed(
+        workers=[left, right.changed(silent_s=4.2), gone.changed(state="NONE")],
+        placement=placement(
+            ["a1", "b2"], ("b2", "right", "silent", 4.4), ("c3", "gone", "lost", 5.0), ("d4", "calm", "ok", 0.0)
+        ),
+        relays=relays(("a1", "ready"), ("b2", "lost")),
+    )
     assert progress.processes(status) == [
         "worker 0 on left: process 170, 1 task",
         "worker 1 on right: process 171, 1 task, silent for 4 s",
@@ -310,18 +331,16 @@ def test_the_processes_of_a_job_on_several_machines() -> None:
 
 def test_a_machine_that_came_back_is_told_from_the_lost_one_of_its_name() -> None:
     back, gone, far = "6bc20f8f77", "28a2fe3f96", "0d16e8cd58"
-    status = {**no_status("job", "RUNNING"), "workers": workers_on("a1", back)}
-    status["placement"]["nodes"] = [{"name": name, "workers": 1} for name in ("left", "right")]
-    status["placement"]["node_ids"] = ["a1", back]
-    status["placement"]["machines"] = [
-        {"node_id": gone, "name": "right (28a2fe3f)", "state": "lost", "silent_s": 5.0},
-        {"node_id": far, "name": "far (0d16e8cd)", "state": "lost", "silent_s": 5.0},
-        {"node_id": back, "name": "right (6bc20f8f)", "state": "ok", "silent_s": 0.0},
-    ]
-    status["relays"] = [
-        {"number": 1, "node_id": "a1", "state": "ready", "pid": 5},
-        {"number": 2, "node_id": back, "state": "starting", "pid": None},
-    ]
+    status = RUNNING.changed(
+        workers=workers_on("a1", back),
+        placement=placement(
+            ["a1", back],
+            (gone, "right (28a2fe3f)", "lost", 5.0),
+            (far, "far (0d16e8cd)", "lost", 5.0),
+            (back, "right (6bc20f8f)", "ok", 0.0),
+        ),
+        relays=relays(("a1", "ready"), (back, "starting")),
+    )
     assert progress.processes(status) == [
         "worker 0 on left: process 170, 1 task",
         "worker 1 on right (6bc20f8f): process 171, 1 task",
@@ -341,8 +360,9 @@ class Rescaled:
         self.state = state
         self.tasks = {"orders": 2, "balance": 4, "files": 4}
 
-    def status(self) -> dict[str, Any]:
-        return {"operators": {name: {"parallelism": tasks} for name, tasks in self.tasks.items()}}
+    def status(self) -> JobStatus:
+        operators = {name: OperatorStatus(parallelism=tasks) for name, tasks in self.tasks.items()}
+        return JobStatus(name=self.name, state=self.state, operators=operators)
 
     def rescale(self, operator: str, parallelism: int) -> None:
         for name in ("balance", "files") if operator != "orders" else ("orders",):
@@ -463,8 +483,8 @@ def test_a_command_without_standard_error() -> None:
 class EndedJob:
     name = "sol"
 
-    def wait(self, *, progress: bool) -> dict[str, Any]:
-        return {"name": "sol", "state": "FINISHED", "records_read": 5, "running_s": 1.0}
+    def wait(self, *, progress: bool) -> JobStatus:
+        return JobStatus(name="sol", state="FINISHED", records_read=5, running_s=1.0)
 
 
 def test_the_end_of_a_job_is_told_though_its_results_cannot_be_written(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from penstock.bridge.burst import BurstOptions
 from penstock.bridge.commands import Command, DivertTasks, UndivertTasks
@@ -17,6 +16,7 @@ from penstock.bridge.paradigm_scheduler import DualOptions, ParadigmScheduler
 from penstock.bridge.session import SparkOptions
 from penstock.runtime.operators.micro_batch import DivertRequest
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.status import DualStatus
 from penstock.runtime.worker.load import TaskLoad
 
 
@@ -33,8 +33,8 @@ class ChanceScheduler(ParadigmScheduler):
         self._rng = rng
         self._failed = failed
 
-    def status(self) -> dict[str, Any]:
-        return {"ranges": []}
+    def status(self) -> DualStatus:
+        return DualStatus()
 
     def plan_changed(self, plan: Plan) -> list[Command]:
         self.plan = plan

@@ -18,6 +18,7 @@ from penstock.runtime.operators.micro_batch import DiversionStats, DivertRequest
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.codec import encode
+from penstock.runtime.status import RangeStatus
 from penstock.runtime.worker.load import TaskLoad, divert_load
 from penstock.runtime.worker.sample import RecordSample
 from tests.bridge.command_checks import CommandChecks, Life, can_follow
@@ -188,7 +189,7 @@ class ScheduledJob:
             self._checks.looks(every, reports)
             self.do(self.scheduler.looked(self.now, self.now, reports))
             self._checks.check_ranges(self.states())
-            status = json.dumps(self.scheduler.status())
+            status = json.dumps(self.scheduler.status().plain())
             assert json.loads(status)["ranges"] is not None
             self.obey()
             self.settle()
@@ -303,15 +304,14 @@ class ScheduledJob:
         """The Spark that was not given up."""
         return self._checks.present
 
-    def status(self, chain: int = 0) -> dict[str, Any]:
+    def status(self, chain: int = 0) -> RangeStatus:
         """The status of the range that begins with a chain."""
-        (found,) = (status for status in self.scheduler.status()["ranges"] if status["chain"] == chain)
-        assert isinstance(found, dict)
+        (found,) = (status for status in self.scheduler.status().ranges if status.chain == chain)
         return found
 
     def state(self, chain: int = 0) -> str:
         """The state of the range that begins with a chain."""
-        return str(self.status(chain)["state"])
+        return self.status(chain).state
 
     def states(self) -> set[str]:
         """The states of all ranges."""

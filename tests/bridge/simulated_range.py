@@ -199,7 +199,9 @@ def decided(seed: int) -> Case:
         "prepare_s": prepare_s,
     }
     states = {name: at for at, name in own.states}
-    return Case(seed, (own.waited + nothing) / (best + nothing), about, states, bool(own.detector.refusals.plain()))
+    return Case(
+        seed, (own.waited + nothing) / (best + nothing), about, states, bool(own.detector.refusals.remembered())
+    )
 
 
 def main(count: int, first: int) -> None:

@@ -327,13 +327,13 @@ def test_the_reason_of_a_switch_tells_of_the_time_when_spark_was_ready() -> None
     reason = after(made, 5.0, 60_000, 60_000).reason
     after(made, 24.9, 90_000, 50_000)
     made.happened("ready", 25.0)
-    story = made.switches[-1].plain()
+    story = made.switches[-1].status()
     assert story["queue"] == 90_000
     assert story["reason"].startswith(f"{reason}; Spark was ready 20 s later: 90,000 records wait")
     again = detector(rate=25_000)
     again.happened("ready", 5.0)
     reason = after(again, 7.2, 100_000, 60_000).reason
-    assert again.switches[-1].plain()["reason"] == reason
+    assert again.switches[-1].status()["reason"] == reason
 
 
 def test_prepared_ahead_it_switches_at_once() -> None:
@@ -717,7 +717,7 @@ def test_one_slow_micro_batch_is_no_reason_to_come_back() -> None:
     made.prepared = True
     assert after(made, 5.0, 200_000, rate=100_000).state == "SWITCHING"
     made.happened("switched", 5.5)
-    assert made.switches[-1].plain()["switched_s"] == 0.5
+    assert made.switches[-1].status()["switched_s"] == 0.5
     slow = MicroBatch(20_000, 8.0)
     for number in range(2):
         decision = made.observe(Observation(10.0 + number, 400_000, 100_000, batches=(slow,)))

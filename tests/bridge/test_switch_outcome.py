@@ -51,7 +51,7 @@ def test_the_outcome_is_told() -> None:
     made = story(20_000.0)
     made.taken_back = True
     assert "it did not pay" in made.text
-    assert made.plain()["measured"]["latency_s"] == pytest.approx(
+    assert made.status()["measured"]["latency_s"] == pytest.approx(
         (20_000 + 620_000) * 15 / (20_000 + 30 * 40_000), rel=0.1
     )
 
@@ -59,8 +59,8 @@ def test_the_outcome_is_told() -> None:
 def test_the_steps_of_a_switch_and_its_peak_are_told() -> None:
     """Of a switch at 100 s with 1,000 waiting, at 500 records/s."""
     made = SwitchStory(100.0, "operation", "burst", 500.0, 1_000.0, 400.0, 0.2)
-    assert (made.plain()["switched_s"], made.plain()["answer_s"]) == (None, None)
-    assert made.plain()["peak"] == {"queue": 1_000.0, "height_s": 0.0, "seconds": 0.0}
+    assert (made.status()["switched_s"], made.status()["answer_s"]) == (None, None)
+    assert made.status()["peak"] == {"queue": 1_000.0, "height_s": 0.0, "seconds": 0.0}
     made.observe(100.0, 1_000.0, 100.0, answered=70.0)
     made.switched_s = 0.25
     for at, queue, answered in (
@@ -70,7 +70,7 @@ def test_the_steps_of_a_switch_and_its_peak_are_told() -> None:
         (102, 400.0, 9.0),
     ):
         made.observe(at, queue, 250.0, answered=answered)
-    plain = made.plain()
+    plain = made.status()
     assert plain["answer_s"] == 1.5
     assert plain["peak"] == {"queue": 2_000.0, "height_s": 2.0, "seconds": 1.5}
     assert made.text.endswith(
@@ -89,11 +89,11 @@ def test_the_memory_decays() -> None:
     assert refusals.refused(500.0, 1_000.0, 1.0), "with fewer records Spark pays even less"
     assert refusals.refused(5_000.0, 100.0, 1.0) is None, "the record tasks are slower now"
     assert refusals.refused(50_000.0, 1_000.0, 1.0) is None
-    assert refusals.plain()[0]["why"] == "slow"
+    assert refusals.remembered()[0]["why"] == "slow"
     assert refusals.refused(5_000.0, 1_000.0, FIRST_S) is None
-    assert refusals.plain(), "the next wait would be twice as long"
+    assert refusals.remembered(), "the next wait would be twice as long"
     assert refusals.refused(5_000.0, 1_000.0, 2 * FIRST_S) is None
-    assert refusals.plain() == [], "forgotten"
+    assert refusals.remembered() == [], "forgotten"
 
 
 def test_a_load_at_which_switches_never_pay_is_tried_ever_more_rarely() -> None:
@@ -107,7 +107,7 @@ def test_a_load_at_which_switches_never_pay_is_tried_ever_more_rarely() -> None:
     assert waits[0] == FIRST_S
     assert all(later == min(2 * earlier, MOST_S) for earlier, later in itertools.pairwise(waits))
     refusals.paid()
-    assert refusals.plain() == []
+    assert refusals.remembered() == []
 
 
 # --- under a virtual clock -----------------------------------------------------------------------------------------
@@ -130,10 +130,10 @@ def test_a_switch_that_does_not_pay_is_taken_back_and_remembered(load: float) ->
     assert back < switched[0] + 45, "some micro-batches of half a million records must be answered"
     assert len(switched) <= 3, "after one minute, then after two"
     assert len(switched) == 1 or switched[1] >= back + FIRST_S
-    assert held.detector.refusals.plain()
+    assert held.detector.refusals.remembered()
     first = held.detector.switches[0]
     assert first.taken_back
 
     free = run(None)
-    assert free.detector.refusals.plain() == []
+    assert free.detector.refusals.remembered() == []
     assert free.detector.switches[0].to == "operation"

@@ -355,7 +355,7 @@ class Tormentor:
         except BaseException:
             watch.close()
             if watch.samples:  # for whoever looks for the cause
-                text = json.dumps(watch.samples[-1].status, default=str, indent=1)
+                text = json.dumps(watch.samples[-1].status.plain(), default=str, indent=1)
                 self.made.directory.parent.mkdir(parents=True, exist_ok=True)
                 self.made.directory.with_name("status.json").write_text(text)
             with suppress(Exception):

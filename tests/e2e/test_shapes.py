@@ -158,7 +158,7 @@ def test_status_is_plain_data(cluster: str, fresh_name: Callable[[], str]) -> No
     flow.read(ps.sources.Generator(lambda i: i, rate=2000)).map(str).write(ps.sinks.Null())
     job = ps.run(flow, workers=2)
     wait_until(lambda: job.status().get("read_per_s", 0) > 0, "a rate is known")
-    status = json.loads(json.dumps(job.status()))
+    status = json.loads(json.dumps(job.status().plain()))
     for worker in status["workers"]:
         assert psutil.pid_exists(worker["pid"])
     job.cancel()

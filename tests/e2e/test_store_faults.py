@@ -423,7 +423,7 @@ def test_epochs_on_s3(fresh_name: Callable[[], str], tmp_path: Path, monkeypatch
         job = run(made.flow, workers=2, checkpoints=place(port), local=True)
         fresh_epoch(job, 1)
         assert epochs_of(job)["store"].startswith("s3://bucket/some/prefix/")
-        assert "secret" not in json.dumps(job.status())
+        assert "secret" not in json.dumps(job.status().plain())
         first = job.status()["workers"][1]["pid"]
         kill(first)
         wait_until(lambda: first not in {worker["pid"] for worker in job.status()["workers"]}, "it is made again")

@@ -117,7 +117,7 @@ class Running:
             if time.monotonic() > until or status["state"] in ("FAILED", "FINISHED"):
                 carrier.print_stacks()
                 time.sleep(10)  # until they have been printed, of which nobody tells
-                raise AssertionError(f"{what}: {json.dumps(status, default=str)}")
+                raise AssertionError(f"{what}: {json.dumps(status.plain(), default=str)}")
             time.sleep(0.5)
         print(f"{what}, after {time.monotonic():.0f} s", flush=True)
         return found

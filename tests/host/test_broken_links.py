@@ -4,19 +4,18 @@ the JobMaster is on that of worker 0."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from penstock.host.decide.broken_links import BrokenLinks, GivenUp, Station, pairs_of
 from penstock.host.decide.commands import EndJob, GiveUpMachine
-from penstock.host.decide.status import no_status
 from penstock.host.process.link_watch import watch_links
 from penstock.jobs.progress import line, links, processes
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
+from penstock.runtime.status import JobStatus, LinkStatus
 from penstock.runtime.transport.base import SilentLink
 from tests.host.test_job_host import Job
 
@@ -246,11 +245,11 @@ def test_a_host_fails_a_job_whose_link_has_never_worked() -> None:
 
 
 def test_a_link_is_told_in_the_progress_and_the_status() -> None:
-    links_: Sequence[dict[str, Any]] = [
-        {"from": a, "to": b, "at": f"10.0.0.{b}:4000", "machines": [f"h{a}", f"h{b}"], "silent_s": 3.2, "worked": True}
+    links_ = [
+        LinkStatus(from_=a, to=b, at=f"10.0.0.{b}:4000", machines=[f"h{a}", f"h{b}"], silent_s=3.2, worked=True)
         for a, b in ((1, 2), (2, 1), (1, 3))
     ]
-    status = {**no_status("job", "RUNNING"), "links": links_}
+    status = JobStatus(name="job", state="RUNNING", links=links_)
     told = [
         "worker 1 on h1 does not reach worker 2 on h2 at 10.0.0.2:4000, for 3 s",
         "worker 1 on h1 does not reach worker 3 on h3 at 10.0.0.3:4000, for 3 s",

@@ -551,7 +551,7 @@ def test_relays_start_with_a_job_and_are_replaced_when_they_die() -> None:
     assert start.number not in (first, second)
     relay_gets_ready(job, start.number)
     assert job.maps[0].of_worker == job.maps[1].of_worker == {0: start.number, 1: second}
-    assert [relay["state"] for relay in job.host.relays_status()] == ["ready", "ready"]
+    assert [relay.state for relay in job.host.build_status([], {}, 0.0, job.now).relays] == ["ready", "ready"]
 
 
 def test_the_next_process_of_a_worker_is_served_when_its_tasks_are_connected() -> None:
@@ -572,7 +572,7 @@ def test_a_job_without_an_exchange_to_all_has_no_relays() -> None:
     job = Job(plan=plan_of(2))
     assert job.host.life.state == "RUNNING"
     assert not any(isinstance(command, StartRelay) for command in job.others)
-    assert job.host.relays_status() == []
+    assert job.host.build_status([], {}, 0.0, job.now).relays == []
 
 
 @pytest.mark.parametrize("mixes", [False, True])

@@ -19,6 +19,7 @@ from penstock.host.process.worker_process import WorkerOptions
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import NotEnoughResources
 from penstock.runtime.records.pickling import Program
+from penstock.runtime.status import PlacementStatus
 from tests.host.test_notes import Dict
 
 LIMIT_S = 60.0
@@ -39,8 +40,8 @@ class Carrier:
         self.room.wait(LIMIT_S)
         raise NotEnoughResources("there is no room")
 
-    def placement_status(self) -> None:
-        return None
+    def placement_status(self) -> PlacementStatus:
+        return PlacementStatus()
 
     def waits_for(self) -> str:
         return "room"

@@ -40,6 +40,7 @@ from penstock.local.placing import LocalPlacing
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.records.codec import encode
+from penstock.runtime.status import DualStatus
 from penstock.runtime.worker.load import TaskLoad, divert_load
 from penstock.runtime.worker.sample import RecordSample, SampleRequest
 from tests.bridge.scheduled_job import FACTS, TRIAL, ScheduledJob, did
@@ -186,12 +187,11 @@ class Job:
         before = self.asked
         self.until(lambda: self.asked >= before + 2, "the worker is asked")
 
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.host.build_status([], {}, 0.0, time.monotonic())["dual"]
-        return found
+    def status(self) -> DualStatus:
+        return self.host.build_status([], {}, 0.0, time.monotonic()).dual
 
     def state(self) -> str:
-        return str(self.status()["ranges"][0]["state"])
+        return self.status().ranges[0].state
 
     def awaits(self, state: str) -> None:
         self.until(lambda: self.state() == state, f"the range is in {state}")

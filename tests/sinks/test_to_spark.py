@@ -23,6 +23,7 @@ from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import follower
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.to_spark import ToSpark
+from penstock.runtime.status import EpochsStatus, JobStatus
 
 LIMIT_S = 20.0
 
@@ -44,11 +45,11 @@ class PlayedJob:
         self.looked = threading.Condition()
         self.troubles: list[PenstockError] = []
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JobStatus:
         with self.looked:
             self.looks += 1
             self.looked.notify_all()
-        return {"state": self.state, "epochs": {"complete": self.complete}}
+        return JobStatus(name=self.name, state=self.state, epochs=EpochsStatus(complete=self.complete))
 
     def trouble(self, error: PenstockError) -> None:
         self.troubles.append(error)
@@ -204,7 +205,7 @@ def test_a_function_that_raises(tmp_path: Path) -> None:
 
 def test_a_job_that_cannot_be_asked(tmp_path: Path) -> None:
     class Gone(PlayedJob):
-        def status(self) -> dict[str, Any]:
+        def status(self) -> JobStatus:
             raise SystemExit("this process leaves the cluster")
 
     job = Gone()

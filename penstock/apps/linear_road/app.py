@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from penstock.apps.app import App, Built, Status, above_zero_or_max, packaged
+from penstock.apps.app import App, Built, above_zero_or_max, packaged
 from penstock.apps.command_line import COUNT, SECONDS, Options
 from penstock.apps.few import SHOWN, Few
 from penstock.apps.latest import Latest
@@ -27,6 +27,7 @@ from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Stream
 from penstock.runtime.sinks import Collect, Sink
 from penstock.runtime.sources import Source, TextFiles
+from penstock.runtime.status import JobStatus
 
 LIMIT_S = 5.0  # within which the benchmark wants its answers
 UNKNOWN = -1
@@ -170,14 +171,14 @@ def _build(options: SimpleNamespace) -> Built:
         name=options.name,
     )
 
-    def results(status: Status, ran: float) -> Iterable[str]:
+    def results(status: JobStatus, ran: float) -> Iterable[str]:
         found: list[tuple[Delay, int]] = counted.records()
         kinds: Counter[str] = Counter()
         for (kind, _, _), number in found:
             kinds[kind] += number
         yield f"{kinds.total():,} answers, {kinds.total() / ran if ran else 0.0:,.0f} a second"
         yield ", ".join(f"{kind}: {number:,}" for kind, number in sorted(kinds.items()))
-        began_ms = status["started_ms"] + (status["uptime_s"] - status["running_s"]) * 1000
+        began_ms = status.started_ms + (status.uptime_s - status.running_s) * 1000
         yield from about_delays(found, 0.0 if speed is None else (began_ms - start_ms) / 1000)
         for answer in some.records()[-SHOWN:]:
             yield f"  {answer}"

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import click
 
-from penstock.apps.app import App, Built, Status, add_load_options, described_rate
+from penstock.apps.app import App, Built, add_load_options, described_rate
 from penstock.apps.command_line import COUNT, Options
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.nexmark.events import RATE, Events
@@ -23,6 +23,7 @@ from penstock.runtime.errors import FlowError
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Collect, Sink
 from penstock.runtime.sources import Generator, Source
+from penstock.runtime.status import JobStatus
 
 _RATE = "5000"
 _DURATION_S = 10.0
@@ -67,7 +68,7 @@ def _build(options: SimpleNamespace) -> Built:
     source = Generator(events, rate if paced else None, limit=options.events, duration_s=duration or None)
     some = Collect()
 
-    def results(status: Status, ran: float) -> Iterable[str]:
+    def results(status: JobStatus, ran: float) -> Iterable[str]:
         yield from told(status, ran, "results", f"results of {options.query}")
         for result in some.records()[-SHOWN:]:
             yield f"  {result}"

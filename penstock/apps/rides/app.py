@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import SimpleNamespace
 
-from penstock.apps.app import App, Built, Status, above_zero_or_max, packaged
+from penstock.apps.app import App, Built, above_zero_or_max, packaged
 from penstock.apps.command_line import COUNT, SECONDS, Options
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.rides.city import EVERY_S, REQUESTS_PER_S, Location, Locations, Requests
@@ -20,6 +20,7 @@ from penstock.apps.rides.topology import RADIUS_M, topology
 from penstock.runtime.errors import FlowError
 from penstock.runtime.sinks import Collect
 from penstock.runtime.sources import Generator, Source, TextFiles
+from penstock.runtime.status import JobStatus
 
 _DRIVERS = 1_000
 _DURATION_S = 10.0
@@ -117,7 +118,7 @@ def _build(options: SimpleNamespace) -> Built:
         name=options.name,
     )
 
-    def results(status: Status, ran: float) -> Iterable[str]:
+    def results(status: JobStatus, ran: float) -> Iterable[str]:
         yield from told(status, ran, "matches", "requests answered")
         for request, driver, distance, _ in some.records()[-SHOWN:]:
             yield f"  {request}: " + ("no driver is near" if driver is None else f"{driver}, {distance:,.0f} m away")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import click
 import msgspec
 
-from penstock.apps.app import App, Built, Status, above_zero_or_max, add_load_options, described_rate, packaged
+from penstock.apps.app import App, Built, above_zero_or_max, add_load_options, described_rate, packaged
 from penstock.apps.command_line import COUNT, SECONDS, Options
 from penstock.apps.few import Few, told
 from penstock.apps.sentiment.topology import WINDOW_S, topology
@@ -20,6 +20,7 @@ from penstock.apps.sentiment.tweets import ENGLISH_SHARE, RATE, Tweet, Tweets
 from penstock.runtime.errors import FlowError
 from penstock.runtime.sinks import Collect, Null
 from penstock.runtime.sources import Generator, Source, TextFiles
+from penstock.runtime.status import JobStatus
 
 _RATE = "500"
 _DURATION_S = 10.0
@@ -94,7 +95,7 @@ def _build(options: SimpleNamespace) -> Built:
         name=options.name,
     )
 
-    def results(status: Status, ran: float) -> Iterable[str]:
+    def results(status: JobStatus, ran: float) -> Iterable[str]:
         yield from told(status, ran, "results", "opinions")
         for attribute, start, end, mean in sorted(shown.records(), key=lambda one: (one[1], one[0])):
             opinions = mean["opinions"]

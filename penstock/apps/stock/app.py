@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from types import SimpleNamespace
 
-from penstock.apps.app import App, Built, Status, add_load_options, described_rate, packaged
+from penstock.apps.app import App, Built, add_load_options, described_rate, packaged
 from penstock.apps.command_line import COUNT, SECONDS, Options
 from penstock.apps.few import SHOWN, Few, told
 from penstock.apps.stock.orders import RATE, SYMBOLS, Order, Orders
@@ -20,6 +20,7 @@ from penstock.apps.stock.topology import LIFETIME_S, TOP, WINDOW_S, topology
 from penstock.runtime.errors import FlowError
 from penstock.runtime.sinks import Collect, Null
 from penstock.runtime.sources import Generator, Source, TextFiles
+from penstock.runtime.status import JobStatus
 
 _RATE = "5000"
 _DURATION_S = 10.0
@@ -94,9 +95,9 @@ def _build(options: SimpleNamespace) -> Built:
         name=options.name,
     )
 
-    def results(status: Status, ran: float) -> Iterable[str]:
+    def results(status: JobStatus, ran: float) -> Iterable[str]:
         yield from told(status, ran, "trades", "trades")
-        yield f"{int(status['operators']['volumes']['records_in']):,} traded volumes of {options.window:g} s"
+        yield f"{status.operators['volumes'].records_in:,} traded volumes of {options.window:g} s"
         for start, volumes in sorted(best.records())[-SHOWN:]:
             most = ", ".join(f"{symbol} {quantity:,}" for symbol, quantity in volumes[:3])
             yield f"  most traded from {start}: {most}"

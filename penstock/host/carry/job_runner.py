@@ -81,7 +81,7 @@ from penstock.host.decide.process_commands import (
     TellRelay,
 )
 from penstock.host.decide.resequencer import Resequencer
-from penstock.host.decide.status import NO_RELAY_REPORT, StatusBuilder, hook_words, outage_words
+from penstock.host.decide.status import StatusBuilder, hook_words, outage_words
 from penstock.host.process.collected import Collected, EncodedSinkRecords
 from penstock.host.process.hangs import SilenceDetector
 from penstock.host.process.linger import Driver, Drivers
@@ -104,6 +104,7 @@ from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.plan import Plan, packed_with_plan
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
+from penstock.runtime.status import EpochsStatus, JobStatus, PlacementStatus, RelayStatus
 from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
@@ -184,8 +185,8 @@ class Carrier(Protocol):
         """Returns the thing for which a starting job waits, for the status."""
         ...
 
-    def placement_status(self) -> dict[str, Any] | None:
-        """Returns the part of the status about placement, or None when there is none."""
+    def placement_status(self) -> PlacementStatus:
+        """Returns the part of the status about placement."""
         ...
 
     def bridges(self) -> StartBridge | None:
@@ -249,8 +250,8 @@ class JobRunner:
         self._console_more = threading.Condition()
         self._early = StatusBuilder(plan)  # builds the status while there is no JobHost
         self._early_lock = threading.Lock()
-        self._last_status: dict[str, Any] | None = None
-        self._relays_said: dict[int, dict[str, Any]] = {}  # by number: what each relay has said last of itself
+        self._last_status: JobStatus | None = None
+        self._relays_said: dict[int, RelayStatus] = {}  # by number: what each relay has said last of itself
         self._removing = threading.Lock()
         self._removed = False  # whether the epochs have been removed, after the job's end
         self._keeper: StoreKeeper | None = None
@@ -323,8 +324,8 @@ class JobRunner:
                 self._release(driver)
         return None
 
-    def status(self) -> dict[str, Any]:
-        """Returns the job's status as plain data. After the job's end, this is the last status."""
+    def status(self) -> JobStatus:
+        """Returns the job's status. After the job's end, this is the last status."""
         if self._last_status is not None:
             return self._last_status
         return self._build_status()
@@ -434,7 +435,7 @@ class JobRunner:
         """Returns the troubles that the status shows, as sentences, or an empty text."""
         with suppress(PenstockError):  # the job has just ended
             status = self.status()
-            failure, waits_for = status["epochs"]["last_failure"], status["waits_for"]
+            failure, waits_for = status.epochs.last_failure, status.waits_for
             said = [failure, f"the job waits for {waits_for}" if waits_for else None]
             return "".join(f"The status says: {one.rstrip('.')}. " for one in said if one)
         return ""
@@ -593,14 +594,10 @@ class JobRunner:
             )  # in the other states `_remove_epochs` does it
         self._end = end
         status = self._last_status or self._last_built()
-        known = status["epochs"] if self._host is None else self._host.epochs_status(time.monotonic())
-        self._last_status = {
-            **status,
-            "epochs": self._with_store({**status["epochs"], **known}),
-            "state": end.state,
-            "error": end.error,
-            "waits_for": None,
-        }
+        known = status.epochs if self._host is None else self._host.epochs_status(time.monotonic())
+        self._last_status = status.changed(
+            epochs=self._with_store(known), state=end.state, error=end.error, waits_for=None
+        )
         self.ended.set()
         with self._console_more:
             self._console_more.notify_all()
@@ -1101,7 +1098,7 @@ class JobRunner:
         """Keeps the status with the final counts of the job."""
         self._last_status = self._build_status()
 
-    def _build_status(self) -> dict[str, Any]:
+    def _build_status(self) -> JobStatus:
         # A worker that is paused, or died just now, does not answer. The status then shows its last report. One whose
         # run has ended has said its last counts, and may be dead since.
         host = self._host
@@ -1119,45 +1116,45 @@ class JobRunner:
                 if self._last_status is None:
                     raise
                 return self._last_status
-        more: dict[str, Any] = {
-            "waits_for": self._waiting() or outage_words(reports) or hook_words(reports, status["workers"], _HOOK_S)
-        }
-        more |= {"epochs": self._with_store(status["epochs"]), **self._placement()}
-        more["relays"] = self._relays_status(status["relays"])
-        return {**status, "spares": 0 if self._processes is None else self._processes.spares(), **more}
+        return status.changed(
+            waits_for=self._waiting() or outage_words(reports) or hook_words(reports, status.workers, _HOOK_S),
+            epochs=self._with_store(status.epochs),
+            placement=self._carrier.placement_status(),
+            relays=self._relays_status(status.relays),
+            spares=0 if self._processes is None else self._processes.spares(),
+        )
 
-    def _relays_status(self, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _relays_status(self, known: list[RelayStatus]) -> list[RelayStatus]:
+        """Returns the relays, each with its own last report."""
         said = self._relays.status(_STATUS_S) if self._relays is not None and known else {}
-        numbers = {relay["number"] for relay in known}
-        self._relays_said = {n: report for n, report in {**self._relays_said, **said}.items() if n in numbers}
-        return [{**NO_RELAY_REPORT, **self._relays_said.get(relay["number"], {}), **relay} for relay in known]
+        said = {**self._relays_said, **said}
+        self._relays_said = {relay.number: said.get(relay.number, relay) for relay in known}
+        return [
+            self._relays_said[relay.number].changed(node_id=relay.node_id, state=relay.state, pid=relay.pid)
+            for relay in known
+        ]
 
     def _waiting(self) -> str | None:
         return self._opening.waits_for or self._carrier.waits_for() if self._waits else None
 
-    def _placement(self) -> dict[str, Any]:
-        found = self._carrier.placement_status()
-        return {} if found is None else {"placement": found}
-
-    def _last_built(self) -> dict[str, Any]:
+    def _last_built(self) -> JobStatus:
         if self._host is not None:
             return self._host.status.last()
         with self._early_lock:
             return self._early.last()
 
-    def _with_store(self, known: dict[str, Any]) -> dict[str, Any]:
+    def _with_store(self, known: EpochsStatus) -> EpochsStatus:
         """Returns the status of epochs (`known`), with the facts that the store keeper adds."""
         if self.options.store is None:
             return known
         silent_s = 0.0 if self._keeper is None else self._keeper.silent_s()
         if silent_s > _STORE_SILENT_S:
-            known = {
-                **known,
-                "last_failure": f"the checkpoint store {self.options.store.place} has not answered for {silent_s:.0f} "
-                "s, and no epoch completes until it does. Look whether it is up and can be reached from this node.",
-            }
+            known = known.changed(
+                last_failure=f"the checkpoint store {self.options.store.place} has not answered for {silent_s:.0f} s, "
+                "and no epoch completes until it does. Look whether it is up and can be reached from this node."
+            )
         damage = None if self._keeper is None else self._keeper.damage
-        return {**known, "damage": damage, "store": self.options.store.place}
+        return known.changed(damage=damage, store=self.options.store.place)
 
 
 def _end_by_own_fault(error: Exception) -> JobEnd:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.host.carry.links import AllWorkers, Link
 from penstock.host.decide.commands import HostCommand, KillRelay, StartRelay
@@ -18,6 +18,7 @@ from penstock.host.decide.process_commands import GetStatus, TellRelay
 from penstock.host.process.hangs import SilenceDetector
 from penstock.host.process.watched_process import LastWords
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.status import RelayStatus
 
 if TYPE_CHECKING:
     from penstock.host.carry.processes import RelayHandle, RelayStarter
@@ -65,7 +66,7 @@ class RelayRunner:
         else:
             self._kill(command.number)
 
-    def status(self, patience_s: float) -> dict[int, dict[str, Any]]:
+    def status(self, patience_s: float) -> dict[int, RelayStatus]:
         """Returns the relays' own status, by number, of relays that answer within `patience_s` seconds."""
         try:
             return self._questions.ask(GetStatus(), patience_s)

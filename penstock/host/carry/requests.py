@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from penstock.host.decide.commands import JobEnd
 from penstock.host.process.collected import Encoded
 from penstock.host.process.linger import Driver
+from penstock.runtime.status import JobStatus
 
 T = TypeVar("T")
 
@@ -45,12 +46,12 @@ class Ping(Request[None]):
 
 
 @dataclass(frozen=True)
-class Status(Request[dict[str, Any]]):
-    """Answer with the job's status as plain data. After the job's end, this is the last status."""
+class Status(Request[JobStatus]):
+    """Answer with the job's status. After the job's end, this is the last status."""
 
 
 @dataclass(frozen=True)
-class LastStatus(Request[dict[str, Any]]):
+class LastStatus(Request[JobStatus]):
     """Wait for the end of the job, and answer with its last status."""
 
 

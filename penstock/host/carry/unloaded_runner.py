@@ -24,9 +24,9 @@ from penstock.host.carry.requests import (
     Stop,
 )
 from penstock.host.decide.commands import JobEnd
-from penstock.host.decide.status import no_status
 from penstock.host.process.linger import Driver, Drivers
 from penstock.runtime.errors import JobError, ProgramNotLoaded
+from penstock.runtime.status import JobStatus
 
 _HANG_TIMEOUT_S = 60.0  # the job's own is among what cannot be loaded
 
@@ -57,7 +57,7 @@ class UnloadedRunner:
                 self._drivers.came(driver)
                 return self._end
             case Status() | LastStatus():
-                return no_status(self._name, "FAILED", self._end.error)
+                return JobStatus(name=self._name, state="FAILED", error=self._end.error)
             case Stop() | Cancel():
                 return None
             case Records():

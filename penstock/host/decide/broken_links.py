@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any
 
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.status import LinkStatus
 from penstock.runtime.transport.base import SilentLink
 
 # The number of looks within the limit.
@@ -187,17 +187,17 @@ class BrokenLinks:
 
     # --- what others may look at -------------------------------------------------------------------------------------
 
-    def status(self, now: float) -> list[dict[str, Any]]:
-        """Returns the links that are silent as plain data."""
+    def status(self, now: float) -> list[LinkStatus]:
+        """Returns the links that are silent."""
         return [
-            {
-                "from": reporter,
-                "to": peer,
-                "at": silence.link.at,
-                "machines": [self._stations[reporter].name, self._stations[peer].name],
-                "silent_s": now - silence.since,
-                "worked": silence.link.worked,
-            }
+            LinkStatus(
+                from_=reporter,
+                to=peer,
+                at=silence.link.at,
+                machines=[self._stations[reporter].name, self._stations[peer].name],
+                silent_s=now - silence.since,
+                worked=silence.link.worked,
+            )
             for (reporter, peer), silence in sorted(self._silent.items())
         ]
 

@@ -82,6 +82,7 @@ from penstock.runtime.operators.resources import told_needs
 from penstock.runtime.program.bound_tasks import check_reserved
 from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
+from penstock.runtime.status import DualStatus, EpochsStatus, JobStatus
 from penstock.runtime.transport.base import PeerGone, SilentLink
 from penstock.runtime.worker.blackbox import Crash, Note, Suspects
 from penstock.runtime.worker.run_loop import LoopEnded
@@ -183,7 +184,7 @@ class JobHost:
         self.status.place(self.placed, [])
         self._relays = RelayKeeper(plan.name, earlier) if options.relays else None
         self._scheduler = None if schedule is None else schedule(self.plan)
-        self._paradigms = None if self._scheduler is None else self._scheduler.status()  # as of its last event
+        self._paradigms = DualStatus() if self._scheduler is None else self._scheduler.status()  # as of its last event
         self._links = BrokenLinks(options.node_timeout_s, options.hang_timeout_s, options.machine, options.ports)
         self.life = JobLife(f"job {plan.name!r}")
         self.end: JobEnd | None = None
@@ -1148,7 +1149,7 @@ class JobHost:
 
     def build_status(
         self, reports: list[dict[str, Any]], silent: Mapping[int, float], wall: float, now: float
-    ) -> dict[str, Any]:
+    ) -> JobStatus:
         """Returns the status of the job from the newest reports of workers. `silent` has the workers that owe an
         answer, and for how many seconds they have owed it; `wall` is the wall-clock time in seconds.
 
@@ -1161,28 +1162,23 @@ class JobHost:
         reports = [report for report in reports if report["index"] in self.running]
         silent = {worker: silent_s for worker, silent_s in silent.items() if worker in self.running}
         built = self.status.build(state.value, reports, wall, silent)
-        return {
-            **built,
-            "epochs": {**built["epochs"], **self.epochs_status(now)},
-            "relays": self.relays_status(),
-            "links": self._links.status(now),
-            **({} if self._paradigms is None else {"dual": self._paradigms}),
-        }
+        return built.changed(
+            epochs=self.epochs_status(now),
+            relays=[] if self._relays is None else self._relays.status(),
+            links=self._links.status(now),
+            dual=self._paradigms,
+        )
 
-    def epochs_status(self, now: float) -> dict[str, Any]:
+    def epochs_status(self, now: float) -> EpochsStatus:
         """Returns the status of epochs, except for the facts that the store keeper adds."""
         coordinator = self.coordinator
-        return {
-            "complete": coordinator.epoch,
-            "begun": coordinator.begun,
-            "age_s": None if self._completed_at is None else now - self._completed_at,
-            "restarts": coordinator.restarts,
-            "last_failure": self._store_trouble or coordinator.last_failure,
-        }
-
-    def relays_status(self) -> list[dict[str, Any]]:
-        """Returns the status of relays, except for the relays' own part."""
-        return [] if self._relays is None else self._relays.status()
+        return EpochsStatus(
+            complete=coordinator.epoch,
+            begun=coordinator.begun,
+            age_s=None if self._completed_at is None else now - self._completed_at,
+            restarts=coordinator.restarts,
+            last_failure=self._store_trouble or coordinator.last_failure,
+        )
 
     def story(self) -> str:
         """Returns the last events and commands, for errors and tests."""

@@ -34,6 +34,7 @@ from penstock.runtime.exchange.grouping import All
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.wire import FIRST_RELAY
+from penstock.runtime.status import RelayStatus
 
 logger = logging.getLogger(__name__)
 
@@ -179,8 +180,8 @@ class RelayKeeper:
 
     # --- what others may look at -------------------------------------------------------------------------------------
 
-    def status(self) -> list[dict[str, Any]]:
-        """Returns the relays of the job as plain data. `state` is "ready" when workers use the relay."""
+    def status(self) -> list[RelayStatus]:
+        """Returns the relays of the job. The state of a relay is "ready" when workers use it."""
         found = []
         for home in self._homes.values():
             relay = home.relay
@@ -188,8 +189,8 @@ class RelayKeeper:
             pid = None if relay is None or relay.info is None else relay.info["pid"]
             number = home.last if relay is None else relay.number
             if number is not None:
-                found.append({"number": number, "node_id": home.node_id, "state": state, "pid": pid})
-        return sorted(found, key=lambda entry: entry["number"])
+                found.append(RelayStatus(number=number, node_id=home.node_id, state=state, pid=pid))
+        return sorted(found, key=lambda entry: entry.number)
 
     def machines(self) -> set[str]:
         """Returns the machines whose relays workers use."""

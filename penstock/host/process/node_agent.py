@@ -27,6 +27,7 @@ from penstock.host.process.clock_offset import ClockOffset, Offset
 from penstock.host.process.control import ControlClient, ControlServer, End, Gone, Refused
 from penstock.host.process.hangs import SilenceDetector, on_silence
 from penstock.host.process.watched_process import LastWords, ProcessHere
+from penstock.runtime.status import MachineStatus
 from penstock.runtime.transport.certificates import BadCertificate
 from penstock.runtime.transport.endpoint import Ports
 
@@ -249,20 +250,20 @@ class NodeLine:
             "Correct the files of tls=penstock.Tls(...) there"
         )
 
-    def status(self) -> dict[str, Any]:
-        """The content of the heartbeats: `state` is "ok", "slow" or "silent"; durations are in milliseconds."""
+    def status(self) -> MachineStatus:
+        """The content of the heartbeats: the state is "ok", "slow" or "silent"."""
         offset = self.clock()
         with self._lock:
             silent_s = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
             silent = silent_s > 4 * BEAT_S
-            return {
-                "name": self.name,
-                "state": "silent" if silent else "slow" if self._slow else "ok",
-                "silent_s": silent_s if silent else 0.0,
-                "round_trip_ms": self._rtt_ns / 1e6,
-                "clock_ahead_ms": None if offset is None else offset.ahead_ns / 1e6,
-                "clock_uncertainty_ms": None if offset is None else offset.uncertainty_ns / 1e6,
-            }
+            return MachineStatus(
+                name=self.name,
+                state="silent" if silent else "slow" if self._slow else "ok",
+                silent_s=silent_s if silent else 0.0,
+                round_trip_ms=self._rtt_ns / 1e6,
+                clock_ahead_ms=None if offset is None else offset.ahead_ns / 1e6,
+                clock_uncertainty_ms=None if offset is None else offset.uncertainty_ns / 1e6,
+            )
 
     def close(self) -> None:
         """Asks nothing more."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.runtime.multicast.limit_trials import LimitTrials
 from penstock.runtime.multicast.load_monitor import Counters, Load, LoadMonitor
@@ -40,6 +40,7 @@ from penstock.runtime.multicast.self_adjustment import (
 from penstock.runtime.multicast.servers import Servers
 from penstock.runtime.multicast.switch_cost import longest_switch_s
 from penstock.runtime.relaying.link_meter import LinkMeter
+from penstock.runtime.status import TreeLoad
 from penstock.runtime.transport.base import LinkLoad
 
 #: What a switch is taken to cost before the first one has been measured.
@@ -225,18 +226,18 @@ class LimitAdjuster:
     def _capacity(self, window_bytes: int) -> float:
         return max(2.0, window_bytes / self._size) if self._size else 2.0
 
-    def status(self) -> dict[str, Any]:
-        """Returns the measured load, as plain data."""
+    def status(self) -> TreeLoad:
+        """Returns the measured load."""
         load, servers, verdict = self._load, self._servers, self.verdict
-        found: dict[str, Any] = {"overrun_s": self.overrun_s, "reason": "", "overloaded": False}
-        if load is not None and servers is not None and verdict is not None:
-            found |= {
-                "rate": load.rate,
-                "copy_us": max(load.cost.copy_s, servers.link_s) * 1e6,
-                "encode_us": load.cost.encode_s * 1e6,
-                "other_us": load.cost.other_s * 1e6,
-                "busy": load.long_busy,
-                "reason": verdict.reason,
-                "overloaded": verdict.overloaded,
-            }
-        return found
+        if load is None or servers is None or verdict is None:
+            return TreeLoad(overrun_s=self.overrun_s)
+        return TreeLoad(
+            overrun_s=self.overrun_s,
+            reason=verdict.reason,
+            overloaded=verdict.overloaded,
+            rate=load.rate,
+            copy_us=max(load.cost.copy_s, servers.link_s) * 1e6,
+            encode_us=load.cost.encode_s * 1e6,
+            other_us=load.cost.other_s * 1e6,
+            busy=load.long_busy,
+        )

@@ -23,7 +23,6 @@ import logging
 import struct
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from penstock.runtime.exchange.message import ANY_WAY, BadMessage, pack_destinations, packed_address
 from penstock.runtime.multicast.relay_log import (
@@ -38,6 +37,7 @@ from penstock.runtime.multicast.relay_log import (
 )
 from penstock.runtime.relaying import wire
 from penstock.runtime.relaying.wire import HEAD_BYTES, Announced, Head, StreamId
+from penstock.runtime.status import RelayStatus
 from penstock.runtime.transport.base import Buffer, PeerGone, PeerTransport
 
 logger = logging.getLogger(__name__)
@@ -286,17 +286,17 @@ class Relay:
         if not stream.behind:
             del self._late[stream_id]
 
-    def status(self) -> dict[str, Any]:
-        """Returns the state of the relay, as plain data."""
+    def status(self) -> RelayStatus:
+        """Returns the state of the relay, as far as it knows it."""
         kept = sum(len(_message(entry)) for stream in self._streams.values() for entry in stream.log.entries)
-        return {
-            "number": self.number,
-            "streams": len(self._streams),
-            "kept_bytes": kept,
-            "behind": sum(len(waiting) for stream in self._streams.values() for waiting in stream.behind.values()),
-            "forwarded": self.forwarded,
-            "handed_over": self.handed_over,
-        }
+        return RelayStatus(
+            number=self.number,
+            streams=len(self._streams),
+            kept_bytes=kept,
+            behind=sum(len(waiting) for stream in self._streams.values() for waiting in stream.behind.values()),
+            forwarded=self.forwarded,
+            handed_over=self.handed_over,
+        )
 
 
 def _message(entry: object) -> bytes:

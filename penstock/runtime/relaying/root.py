@@ -24,7 +24,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.runtime.exchange.channel import LINKS_MAX, OutChannel
 from penstock.runtime.exchange.log import OutLog
@@ -39,6 +38,7 @@ from penstock.runtime.relaying.hop_probe import HopProbe
 from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams, ThreadTimes
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.wire import StreamId
+from penstock.runtime.status import StreamStatus
 from penstock.runtime.transport.base import Buffer, LinkLoad, PeerTransport
 
 # The root announces a tree without the connections of relays that have not made them in this time.
@@ -369,25 +369,25 @@ class RootStream:
         assert isinstance(entry, Announcement), entry
         return (wire.head(wire.TREE, self.id, number, entry.version) + wire.write_tree(entry.tree),)
 
-    def status(self) -> dict[str, Any]:
-        """Returns the state of the stream for people, as plain data."""
-        return {
-            "stream": self.id[2],
-            "tree": {node: list(children) for node, children in self._tree.children.items()},
-            "no_tree": self._why,
-            "limit": self.limit,
-            "members": len(self.members),
-            "channels": len(self.out.channels),
-            "switching": self._switch is not None,
-            "switches": self.switches,
-            "last_switch_ms": self.switch_ns / 1e6,
-            "undelivered": self._log.kept,
-            "entries": self.out.cache.end,
-            "bytes": self.out.bytes,
-            "encodings": self.out.encoded,
-            "encoding_ms": self.out.encoding_ns / 1e6,
-            "load": self._root.adjuster.status(),
-        }
+    def status(self) -> StreamStatus:
+        """Returns the state of the stream for people."""
+        return StreamStatus(
+            stream=self.id[2],
+            tree={node: list(children) for node, children in self._tree.children.items()},
+            no_tree=self._why,
+            limit=self.limit,
+            members=len(self.members),
+            channels=len(self.out.channels),
+            switching=self._switch is not None,
+            switches=self.switches,
+            last_switch_ms=self.switch_ns / 1e6,
+            undelivered=self._log.kept,
+            entries=self.out.cache.end,
+            bytes=self.out.bytes,
+            encodings=self.out.encoded,
+            encoding_ms=self.out.encoding_ns / 1e6,
+            load=self._root.adjuster.status(),
+        )
 
 
 def _why_none(workers: int, reached: int, nodes: int) -> str:
@@ -609,6 +609,6 @@ class MulticastRoot:
             return None
         return max(0, min(self._preparing.values()) - self.clock()) / 1e9
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[StreamStatus]:
         """Returns the state of each stream for people. Any thread may call this."""
         return [stream.status() for stream in list(self._streams.values())]

@@ -34,6 +34,7 @@ from penstock.runtime.errors import PenstockError
 from penstock.runtime.mistakes import checks_init
 from penstock.runtime.patience import Kinds, Patience
 from penstock.runtime.records.userfunc import ErrorHandler
+from penstock.runtime.status import JobStatus
 from penstock.runtime.storage.directory_lock import DirectoryLock
 
 Guarantee = Literal["exactly once", "idempotent", "at least once"]
@@ -124,8 +125,8 @@ class RunningJob(Protocol):
 
     name: str
 
-    def status(self) -> dict[str, Any]:
-        """Returns the status of the job; see host/decide/status.py."""
+    def status(self) -> JobStatus:
+        """Returns the status of the job."""
 
     def trouble(self, error: PenstockError) -> None:
         """Reports that the sink's work in the driver has failed while the job continues. The job's wait() raises this

@@ -119,8 +119,7 @@ class Follower:
         seen = 0
         while not self._stopped:
             status = self._job.status()
-            state = status["state"]
-            complete = status.get("epochs", {}).get("complete", 0)  # of a job that has just begun it has none
+            state, complete = status.state, status.epochs.complete
             if complete != seen or (complete and state in _ENDED):
                 # A job that has ended well has committed all of its epochs.
                 whole = self._take(None if state == "FINISHED" else complete)

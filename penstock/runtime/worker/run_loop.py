@@ -30,6 +30,7 @@ from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.patience import Patience
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
+from penstock.runtime.status import StreamStatus
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad, task_load
@@ -124,7 +125,7 @@ class RunLoop:
         self._divide_time()
         return [_task_status(task) for task in self.tasks]
 
-    def streams(self) -> list[dict[str, Any]]:
+    def streams(self) -> list[StreamStatus]:
         """Returns the state of each stream through relays: its tree, who has joined, and its switches."""
         root = self.wiring.root
         return [] if root is None else root.status()
