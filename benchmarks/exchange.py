@@ -73,11 +73,11 @@ class Exchange:
             for loop in self.loops[1:]:
                 loop.deliver(loop.transport.receive(0))
                 for task in loop.tasks:
-                    ready = task.inbox.ready
+                    ready = task.input.inbox.ready
                     while ready:
                         channel, taken, _, cost = ready.popleft()
                         came += len(taken)
-                        task.inputs[channel].take(cost)
+                        task.input.channels[channel].take(cost)
             source.deliver(source.transport.receive(0))
         if source.wiring.epochs:  # an epoch, so that the caches stay small
             self.epoch += 1
@@ -87,8 +87,8 @@ class Exchange:
             for loop in self.loops[1:]:
                 loop.deliver(loop.transport.receive(0))
                 for task in loop.tasks:
-                    if task.inbox.aligned:
-                        task.inbox.release()
+                    if task.input.inbox.aligned:
+                        task.input.inbox.release()
             sender.complete(self.epoch)
         return came
 

@@ -52,7 +52,6 @@ from penstock.runtime.transport.base import Buffer
 from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
 from penstock.runtime.units import is_whole, seconds
 from penstock.runtime.worker.run_loop import RunLoop, Saved
-from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Snapshot, Steps
 from penstock.runtime.worker.wiring import SinkRecords, Wiring, build
 
@@ -633,11 +632,11 @@ class Loop(RunLoop):
         self._course = course
         self._next = 1
         self._generation = 1
-        self._read = {task.task.number for task in self._sources}  # tasks that still have records
+        self._read = {task.task.number for task, _ in self._sources}  # tasks that still have records
 
     def _renew_tasks(self) -> None:
         super()._renew_tasks()
-        self._others = [task for task in self.tasks if not isinstance(task, SourceTask)]
+        self._others = [task for task in self.tasks if not task.input.is_read]
         self._pending = [task.pending for task in self.tasks if task.pending is not None]
         for stage in self._pending:
             stage.attach(time.monotonic_ns, self.transport.wake)  # calls take real time
@@ -664,7 +663,7 @@ class Loop(RunLoop):
         if len(epochs.ended) == len(numbers) and all(task.finished for task in self.tasks):
             self.end()
             return
-        over = {task.task.number for task in self._sources if task.reader.finished} & self._read
+        over = {task.task.number for task, input_ in self._sources if input_.reader.finished} & self._read
         self._read -= over
         if over or self._saves():
             self.trigger(epochs.begin(numbers))
@@ -673,8 +672,8 @@ class Loop(RunLoop):
         entry.held = course.one_by_one and (bool(epochs.open) or any(task.runnable() for task in self._others))
         if entry.moved:
             entry.moved = False
-            for source in self._sources:
-                source.wake()
+            for _, input_ in self._sources:
+                input_.wake()
 
     def _saves(self) -> bool:
         """Whether an epoch begins now."""
@@ -701,7 +700,7 @@ class Loop(RunLoop):
         self.connect_tasks(numbers, self._generation)
         epochs.went_back()
         self._next = self._entry.total + 1
-        self._read = {task.task.number for task in self._sources} - epochs.ended
+        self._read = {task.task.number for task, _ in self._sources} - epochs.ended
 
 
 def _travelled(graph: Graph) -> dict[str, Operator]:

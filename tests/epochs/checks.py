@@ -25,6 +25,7 @@ from penstock.runtime.epochs.participant import Acknowledged
 from penstock.runtime.epochs.snapshot import Chain
 from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.exchange.channel import LINKS_MAX
+from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.exchange.message import END, WATERMARK
 from penstock.runtime.exchange.output_cache import OnDisk
 from penstock.runtime.operators.connected import _BroadcastStage
@@ -198,11 +199,11 @@ class Checks:
         assert not task._work, "a snapshot of a step that is half done"
         memory = pickle.dumps(in_memory(task))
         self._memory[_name(snapshot.epoch, task.task.number, snapshot.generation)] = memory
-        had_ended = any("restore its end" in line for line in task._life.story())
+        had_ended = any("restore its end" in line for line in task.life.story())
         if snapshot.finished and not had_ended:
             self._at_end[task.task.number] = memory
         # A diverted task passes the barrier when Spark has answered what came before it, and has taken more meanwhile.
-        known = {number for number, mark in task.marks._of.items() if mark != IDLE and task.diversion is None}
+        known = {number for number, mark in task.input.marks._of.items() if mark != IDLE and task.diversion is None}
         self._marks[_name(snapshot.epoch, task.task.number, snapshot.generation)] = known
         for stage in task.stages:
             if isinstance(stage, _Windowing):
@@ -310,8 +311,10 @@ class Checks:
                 for origin in exchange.origins(task.task.index):
                     if plan.task(exchange.source, origin).number in remade:
                         channels.discard(exchange.channel(origin, task.task.index))
-        receive, receive_barrier = task.receive, task.receive_barrier
-        receive_watermark, receive_end = task.receive_watermark, task.receive_end
+        if task.input.is_read:
+            return
+        receive, receive_barrier = task.input.receive, task.input.receive_barrier
+        receive_watermark, receive_end = task.input.receive_watermark, task.input.receive_end
 
         def told(channel: int) -> None:
             assert channel not in channels, f"{task.name} is not told the watermark of channel {channel} again"
@@ -332,10 +335,10 @@ class Checks:
             channels.discard(channel)
             receive_end(channel)
 
-        task.receive = watched  # type: ignore[method-assign]
-        task.receive_barrier = watched_barrier  # type: ignore[method-assign]
-        task.receive_watermark = watched_watermark  # type: ignore[method-assign]
-        task.receive_end = watched_end  # type: ignore[method-assign]
+        task.input.receive = watched  # type: ignore[method-assign]
+        task.input.receive_barrier = watched_barrier  # type: ignore[method-assign]
+        task.input.receive_watermark = watched_watermark  # type: ignore[method-assign]
+        task.input.receive_end = watched_end  # type: ignore[method-assign]
 
     def _dealt(self, task: TaskId, entries: list[TaskEntry]) -> States:
         """The state with which a task of a changed plan continues: of its key groups, whoever had them."""
@@ -413,13 +416,15 @@ class Checks:
         window = self._cluster.faults.window
         now, ahead_ns = self._cluster.now, process.node.ahead_ns
         for task in process.loop.tasks:
+            if task.input.is_read:
+                continue
             costs: dict[int, list[int]] = {}
-            for number, batch, stamp, cost in task.inbox.ready:
+            for number, batch, stamp, cost in task.input.inbox.ready:
                 costs.setdefault(number, []).append(cost)
                 if not isinstance(batch, Watermark):
                     age_s = now - (stamp - ahead_ns) / 1e9
                     assert -1e-6 <= age_s <= now, f"{task.name} has records of an age of {age_s} s at {now} s"
-            for number, entries in task.inbox._held.items():
+            for number, entries in task.input.inbox._held.items():
                 costs.setdefault(number, []).extend(cost for _, _, cost in entries)
             for number, sizes in costs.items():
                 held = sum([size for size in sizes if size][:-1])
@@ -447,10 +452,10 @@ class Checks:
         for process in () if halted else self._cluster.live:
             for task in process.loop.tasks:
                 assert task.finished, f"{task.name} has not finished"
-                inbox = task.inbox
+                inbox = Inbox() if task.input.is_read else task.input.inbox
                 assert not inbox.ready, f"{task.name} has taken something in after its end"
                 assert not inbox._held, f"{task.name} has taken something in after its end"
-                assert not task.queued, f"{task.name}: {task.queued} records counted in an empty inbox"
+                assert not task.input.queued, f"{task.name}: {task.input.queued} records counted in an empty inbox"
                 for log in task.logs:
                     kinds = [entry[0] for entry in log.cache.entries]
                     assert kinds in ([END], [WATERMARK, END]), f"{task.name} still keeps {kinds}"

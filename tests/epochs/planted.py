@@ -42,7 +42,6 @@ from penstock.runtime.state.timers import Timers
 from penstock.runtime.worker.diversion import Diverted
 from penstock.runtime.worker.passage import Passage
 from penstock.runtime.worker.run_loop import RunLoop
-from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
 from penstock.runtime.worker.wiring import Wiring
 from tests.epochs.sim import Faults, MemoryStore
@@ -533,7 +532,7 @@ def _old_channels_fail() -> Any:
         for number, message in messages:
             head = read_head(message)
             if number in self.wiring.tasks and head.kind != CREDIT:
-                self.wiring.tasks[number].inputs[head.destinations[0][0]]
+                self.wiring.tasks[number].input.channels[head.destinations[0][0]]
         deliver(self, messages)
 
     return _patch(RunLoop, "deliver", strict)
@@ -686,13 +685,13 @@ def _an_end_is_forgotten() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/worker/task.py", Seeds(41, lambda faults: faults.diversions > 0 and _several_epochs(faults))
+    "penstock/runtime/worker/task.py", Seeds(34, lambda faults: faults.diversions > 0 and _several_epochs(faults))
 )
 def _returns_too_early() -> Any:
     """A task takes up its input as records again while Spark still has micro-batches of it."""
 
     def undivert(self: Task) -> None:
-        if self._life.move("undivert"):
+        if self.life.move("undivert"):
             self.all_answered()
 
     return _patch(Task, "undivert", undivert)
@@ -724,7 +723,7 @@ def _says_that_it_stops() -> Any:
 
     def goes_on(self: Task, epoch: int, own: Any = None, *, finished: bool) -> None:
         save(self, epoch, own, finished=finished)
-        self._life.move("unpark")
+        self.life.move("unpark")
 
     return _patch(Task, "_save", goes_on)
 
@@ -766,13 +765,13 @@ def _nothing_redirected() -> Any:
     return _both(_patch(OutChannel, "move", moved), _patch(OutChannel, "connect", connected))
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(288, _moves))
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(52, _moves))
 def _old_ends() -> Any:
     """Receivers that stay still wait for the sender in its old place."""
     connect = Wiring._connect_receiver
 
     def once(self: Wiring, exchange: Any, sender: Any, receiver: Any, generation: int) -> None:
-        if exchange.channel(sender.index, receiver.index) not in self.tasks[receiver.number].inputs:
+        if exchange.channel(sender.index, receiver.index) not in self.tasks[receiver.number].input.channels:
             connect(self, exchange, sender, receiver, generation)
 
     return _patch(Wiring, "_connect_receiver", once)
@@ -816,8 +815,8 @@ def _stopped_while_made() -> Any:
     def told_when_made(self: RunLoop, numbers: set[int], *saved: Any) -> None:
         make(self, numbers, *saved)
         for task in self.wiring.tasks.values():
-            if self._stopping and isinstance(task, SourceTask):
-                task.stop()
+            if self._stopping and task.input.is_read:
+                task.input.stop()
 
     def not_when_joined(self: RunLoop) -> None:
         stopping, self._stopping = getattr(self, "_stopping", False), False

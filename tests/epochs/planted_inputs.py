@@ -15,7 +15,7 @@ from penstock.runtime.operators.joins import IntervalJoin, _IntervalJoining, _Si
 from penstock.runtime.operators.windows import Windows, _Windows
 from penstock.runtime.state.nested import NestedMap
 from penstock.runtime.state.window_records import WindowRecords
-from penstock.runtime.worker.task import Task
+from penstock.runtime.worker.channel_input import ChannelInput
 from tests.epochs.sim import Faults
 from tests.planting import Seeds, Test, planted_fault
 
@@ -40,18 +40,18 @@ def _is_outer(operator: Any) -> bool:
     return isinstance(operator, IntervalJoin) and operator.how != "inner"
 
 
-@planted_fault("penstock/runtime/worker/task.py", Seeds(61001))
+@planted_fault("penstock/runtime/worker/channel_input.py", Seeds(61001))
 def _inputs_taken_together() -> Any:
     """A step takes records of both inputs for records of the first one."""
-    take = Task._take
+    take = ChannelInput._take_records
 
-    def taken(self: Task, limit: int) -> Any:
-        several, self._several_inputs = self._several_inputs, False
+    def taken(self: ChannelInput, limit: int) -> Any:
+        several, self._several = self._several, False
         batch = take(self, limit)
-        self._several_inputs = several
+        self._several = several
         return batch
 
-    return mock.patch.object(Task, "_take", taken)
+    return mock.patch.object(ChannelInput, "_take_records", taken)
 
 
 @planted_fault(

@@ -72,6 +72,7 @@ from penstock.runtime.epochs.snapshot import worth_compacting
 from penstock.runtime.epochs.store import Store, manifest_files
 from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, StoreUnreachable
 from penstock.runtime.exchange.grouping import All
+from penstock.runtime.exchange.inbox import Inbox as TaskInbox
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, MicroBatchResult
@@ -83,7 +84,6 @@ from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.transport.base import Buffer, SilentLink
 from penstock.runtime.worker.blackbox import Crash, Note
 from penstock.runtime.worker.run_loop import RunLoop
-from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.wiring import Wiring
 from tests.bridge.chance_scheduler import ChanceScheduler
 from tests.bridge.simulated_spark import SimulatedSpark, Spark
@@ -1734,7 +1734,7 @@ class EpochCluster:
         would read for as long as its input grows."""
         for process in self.live:
             for task in process.loop.tasks:
-                if isinstance(task, SourceTask) and not task.stopping and process.paused_until <= self.now:
+                if task.input.is_read and not task.input.stopping and process.paused_until <= self.now:
                     raise AssertionError(f"{task.name} has not heard that the job is to stop")
 
     def _check_counters(self) -> None:
@@ -1952,7 +1952,7 @@ class EpochCluster:
                 when.append(self.now + due)
             for task in process.loop.tasks:
                 at = task.ready_in()
-                if at is not None and (task.diversion is not None or not isinstance(task, SourceTask)):
+                if at is not None and (task.diversion is not None or not task.input.is_read):
                     when.append(self.now + at)
         if self.faults.stop_at is not None and not self.stopping:
             when.append(1.0 + self.faults.stop_at)
@@ -1991,7 +1991,7 @@ class EpochCluster:
                 tasks = [tasks[int(random_() * len(tasks))]]
             lazy = 0.0 if whole else self.faults.lazy_sources
             for task in tasks:
-                if lazy and isinstance(task, SourceTask) and not task.finished and random_() < lazy:
+                if lazy and task.input.is_read and not task.finished and random_() < lazy:
                     moved = True
                     continue
                 if task.runnable():
@@ -2113,10 +2113,11 @@ class EpochCluster:
                 f"{sorted(process.loop.wiring.catching_up)}"
             )
             for task in process.loop.tasks:
+                inbox = TaskInbox() if task.input.is_read else task.input.inbox
                 lines.append(
                     f"  {task.task.number} {task.name}: generation {task.generation}, epoch {task.epoch}, finished "
-                    f"{task.finished}, blocked {task.blocked}, queued {task.queued}, open {sorted(task.inbox.open)}, "
-                    f"held {sorted(task.inbox._held)}, {task.state}"
+                    f"{task.finished}, blocked {task.blocked}, queued {task.input.queued}, open {sorted(inbox.open)}, "
+                    f"held {sorted(inbox._held)}, {task.state}"
                 )
                 lines += [
                     f"    -> {'local' if channel.local else 'remote'} {channel.number}: outstanding "

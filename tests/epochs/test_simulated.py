@@ -19,7 +19,6 @@ from penstock.runtime.errors import StoreUnreachable
 from penstock.runtime.operators.process import ProcessContext
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
-from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task_state import AT_END
 from tests.epochs.campaign import main, run_seed
 from tests.epochs.flows import epoch_flow
@@ -203,12 +202,12 @@ def test_epochs_quicker_than_a_worker_do_not_stop_its_sources() -> None:
         cluster.until(lambda: number in cluster.placed and cluster.coordinator.state == "RUNNING")
         cluster.until(lambda: not any(process.commands for process in cluster.live))
         source = cluster.process_of(number).loop.wiring.tasks[number]
-        assert isinstance(source, SourceTask)
+        assert source.input.is_read
         next_epoch = 1000
 
         def ended() -> bool:
             nonlocal next_epoch
-            while len(source._triggers) < 3 and source.state not in AT_END:
+            while len(source.input._triggers) < 3 and source.state not in AT_END:
                 source.trigger(next_epoch)
                 next_epoch += 1
             return source.state in AT_END

@@ -13,8 +13,7 @@ from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.pace import Pace
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
 from penstock.runtime.transport.memory import MemoryNetwork
-from penstock.runtime.worker.source_task import SourceTask
-from penstock.runtime.worker.task import Steps
+from penstock.runtime.worker.task import Steps, Task
 from penstock.runtime.worker.wiring import build
 
 # Both sources cover the same 1,000 s of event time, and the slow one takes 5 s for them.
@@ -60,7 +59,7 @@ def test_a_quick_source_waits_for_a_slow_one() -> None:
 DRIFT_MS = 20_000
 
 
-def source_task(times: Iterable[int], drift_s: float | None = DRIFT_MS / 1000) -> SourceTask:
+def source_task(times: Iterable[int], drift_s: float | None = DRIFT_MS / 1000) -> Task:
     """The open task of a source of records that are their times. To its clocks no step takes any time."""
     flow = ps.Flow("f")
     flow.read(ps.sources.Memory(times), name="in").watermark(lambda time: time, max_drift_s=drift_s).write(
@@ -72,12 +71,12 @@ def source_task(times: Iterable[int], drift_s: float | None = DRIFT_MS / 1000) -
     options: dict[str, Any] = {"clock": lambda: 0, "wall": lambda: 0.0, "steps": steps, "aligned": drift_s is not None}
     wiring = build(plan, {task.number: 0 for task in plan.tasks}, 0, transport, report=lambda reported: None, **options)
     (task,) = wiring.tasks.values()
-    assert isinstance(task, SourceTask)
+    assert task.input.is_read
     task.open()
     return task
 
 
-def reads_until_held(task: SourceTask) -> list[int]:
+def reads_until_held(task: Task) -> list[int]:
     """Runs the task until it is held back or at its end. Returns the numbers of records that it has read each time."""
     reads: list[int] = []
     while task.runnable():
@@ -88,14 +87,14 @@ def reads_until_held(task: SourceTask) -> list[int]:
     return reads
 
 
-def furthest_ahead(task: SourceTask, leasts: Iterable[int]) -> int:
+def furthest_ahead(task: Task, leasts: Iterable[int]) -> int:
     """How far the task's watermark gets ahead of the least one, which takes these values."""
     reads_until_held(task)
     ahead = 0
     for least in leasts:
-        task.align(least)
+        task.input.align(least)
         reads_until_held(task)
-        mark = task.aligned_mark
+        mark = task.input.aligned_mark
         assert mark is not None
         if mark == END_OF_TIME:
             break
@@ -108,7 +107,7 @@ def test_a_source_that_is_released_reads_up_to_its_drift() -> None:
     assert reads_until_held(task) == [1], "it does not know yet how far the others are"
     # Its limit of records for a step doubles with each read that the limit has ended, which would soon be 1,000 s.
     assert furthest_ahead(task, range(0, 1_900_000, 20_000)) <= DRIFT_MS + 200
-    task.align(2_000_000)
+    task.input.align(2_000_000)
     reads = reads_until_held(task)
     assert task.stages[0].records_out == 10_000
     assert len(reads) < 20, "it reads many records at once, up to where it is held"
@@ -132,17 +131,17 @@ def test_leaps_between_many_records_of_equal_times_are_not_forgotten() -> None:
 def test_what_is_on_its_way_to_spark_counts_for_the_drift() -> None:
     task = source_task(range(0, 2_000_000, 200))
     furthest_ahead(task, range(0, 100_000, 10_000))
-    mark = task.aligned_mark
+    mark = task.input.aligned_mark
     assert mark is not None
-    task.align(mark)
+    task.input.align(mark)
     taken: list[int] = []
-    while task.has_input_to_divert():
-        _, records, _ = task.take_to_divert(1000, columns=False)
+    while task.input.has_input_to_divert():
+        _, records, _ = task.input.take_to_divert(1000, columns=False)
         taken.append(records)
     assert sum(taken) <= DRIFT_MS / 200 + 1, "their times are not known before they are answered"
     for records in taken:
-        task.take_up_diverted(records, 0)
-    assert task.has_input_to_divert(), "what has come back is not under way any more"
+        task.input.take_up_diverted(records, 0)
+    assert task.input.has_input_to_divert(), "what has come back is not under way any more"
 
 
 def test_a_source_without_a_drift_reads_what_a_step_can_take() -> None:
@@ -150,7 +149,7 @@ def test_a_source_without_a_drift_reads_what_a_step_can_take() -> None:
     assert without[:3] == [64, 128, 256]
     alone = source_task(range(0, 2_000_000, 200))
     reads_until_held(alone)
-    alone.align(None)
+    alone.input.align(None)
     assert reads_until_held(alone)[:2] == [64, 128], "nobody need wait"
 
 

@@ -289,7 +289,7 @@ def test_a_task_takes_no_more_input_while_its_calls_are_under_way() -> None:
     stage = life.stage()
     (task,) = [task for task in life.loop.tasks if task.pending is not None]
     assert (stage.under_way, stage.room, stage.records_in) == (5, 0, 5)
-    assert task.queued == 995
+    assert task.input.queued == 995
     assert task.gathered == 5
     stage._caller.answer(3)
     assert not task.runnable() or (task.step(), stage.records_in) == (None, 5), "the first one is still under way"

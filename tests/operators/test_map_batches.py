@@ -18,7 +18,6 @@ from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.run_loop import RunLoop
-from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Snapshot, Steps, Task
 from penstock.runtime.worker.wiring import build
 
@@ -304,7 +303,7 @@ def test_a_barrier_lets_records_go_and_no_snapshot_holds_any() -> None:
         epochs=True,
     )
     source, batches, write = tasks
-    assert isinstance(source, SourceTask)
+    assert source.input.is_read
     while world.now < 50 * MS:
         world.turn(tasks)
     assert batches.passage.held == batches.stages[0].records_in >= 50

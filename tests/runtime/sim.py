@@ -219,8 +219,8 @@ class Cluster:
             lines.append(f"worker {worker}: inbox {loop.transport._inbox.used} bytes, grants due {due}")
             for task in loop.tasks:
                 lines.append(
-                    f"  {task.name}: finished {task.finished}, blocked {task.blocked}, queued {task.queued}, "
-                    f"open inputs {task.inbox.open}, {task.state}"
+                    f"  {task.name}: finished {task.finished}, blocked {task.blocked}, queued {task.input.queued}, "
+                    f"open inputs {task.input.is_read or task.input.inbox.open}, {task.state}"
                 )
                 lines += [
                     f"    -> {'local' if channel.local else 'remote'} {channel.number}: outstanding "
@@ -273,7 +273,10 @@ class Ledger:
         log.watermark = watched_watermark  # type: ignore[method-assign]
 
     def _watch_task(self, task: Task) -> None:
-        receive, receive_watermark, receive_end = task.receive, task.receive_watermark, task.receive_end
+        into = task.input
+        if into.is_read:
+            return
+        receive, receive_watermark, receive_end = into.receive, into.receive_watermark, into.receive_end
 
         def watched(channel: int, batch: Batch, stamp: int, cost: int) -> None:
             assert channel not in self.ended, f"channel {channel}: records came after its end"
@@ -290,16 +293,16 @@ class Ledger:
             self.ended.append(channel)
             receive_end(channel)
 
-        task.receive = watched  # type: ignore[method-assign]
-        task.receive_watermark = watched_watermark  # type: ignore[method-assign]
-        task.receive_end = watched_end  # type: ignore[method-assign]
+        into.receive = watched  # type: ignore[method-assign]
+        into.receive_watermark = watched_watermark  # type: ignore[method-assign]
+        into.receive_end = watched_end  # type: ignore[method-assign]
 
     def check_bounds(self, tasks: list[Task]) -> None:
         """No channel holds more than a window and a message, no sender more than a step made."""
         for task in tasks:
             held: dict[int, int] = defaultdict(int)
             rests = 0
-            for channel, batch, _, cost in task.inbox.ready:
+            for channel, batch, _, cost in () if task.input.is_read else task.input.inbox.ready:
                 held[channel] += cost
                 rests += cost == 0 and not isinstance(batch, Watermark)
             for channel, cost in held.items():
@@ -319,8 +322,8 @@ class Ledger:
         for number in channels:
             assert self.received[number] == self.pushed[number], f"channel {number} changed its records or their order"
         for task in self._cluster.tasks:
-            assert task.queued == 0, f"{task.name}: {task.queued} records counted in an empty inbox"
-            assert not task.inbox.ready
+            assert task.input.queued == 0, f"{task.name}: {task.input.queued} records counted in an empty inbox"
+            assert task.input.is_read or not task.input.inbox.ready
 
 
 def _records(batch: Batch) -> list[Any]:

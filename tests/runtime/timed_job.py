@@ -71,7 +71,7 @@ class Job:
 
     def queued(self, operator: str) -> int:
         """How many records lie in the inboxes of an operator's tasks."""
-        return sum(task.queued for loop in self.loops for task in loop.tasks if task.name.startswith(operator))
+        return sum(task.input.queued for loop in self.loops for task in loop.tasks if task.name.startswith(operator))
 
     def look(self) -> dict[str, int]:
         """How many records wait for each operator."""

@@ -43,7 +43,6 @@ from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker import diversion
 from penstock.runtime.worker.load import task_load
 from penstock.runtime.worker.run_loop import RunLoop
-from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Snapshot, Steps, Task
 from penstock.runtime.worker.wiring import build
 
@@ -263,7 +262,7 @@ def test_records_that_fail_only_in_spark_keep_their_order_and_the_range_stays_th
             assert outputs["out"] == expected, seed
         assert Counter(outputs["out"]) == Counter(expected), seed
         assert bridge.unprocessed > 50
-        assert all(task.diversion_failed is None for task in bridge.tasks), "a few failures do not end a diversion"
+        assert all(task.diversions.failed is None for task in bridge.tasks), "a few failures do not end a diversion"
         counts = [0, 0]
         for task in bridge.tasks:
             counts[0] += task.stages[0].records_in
@@ -562,7 +561,7 @@ def test_a_task_stays_in_spark_although_more_comes_back_than_it_has_given() -> N
     outputs, bridge = run_diverted(flow, 1, toggle=False, inputs=inputs)
     assert outputs["out"] == [str(n) for n in range(12_000)]
     assert bridge.unprocessed > 600
-    assert all(task.diversion_failed is None for task in bridge.tasks)
+    assert all(task.diversions.failed is None for task in bridge.tasks)
 
 
 def third_there(one_in: int, word: str) -> str:
@@ -633,11 +632,12 @@ def test_a_task_returns_to_records_when_most_of_them_fail_in_spark(fails: int) -
         bridge.answer_some()
     assert task.stages[0].records_in == 1_000
     if fails == 20:
-        assert task.diversion_failed is None
+        assert task.diversions.failed is None
         assert bridge.unprocessed == 20
     else:
-        assert task.diversion_failed is not None
-        assert "records failed in Spark, the last ones by: operator 'words' failed: OSError" in task.diversion_failed[1]
+        assert task.diversions.failed is not None
+        (_, why) = task.diversions.failed
+        assert "records failed in Spark, the last ones by: operator 'words' failed: OSError" in why
         assert bridge.unprocessed < 300, "the rest of the records is not tried there"
 
 
@@ -717,7 +717,7 @@ def source_task(
     clock: Callable[[], int] | None = None,
     words: Callable[[str], list[str]] = str.split,
     **settings: Any,
-) -> tuple[SourceTask, Here, Callable[..., None]]:
+) -> tuple[Task, Here, Callable[..., None]]:
     """The open source task of `counted(1)`, a bridge for its range, and a function that diverts it. By default a second
     passes from one look at the clock to the next."""
     flow = counted(1, words)
@@ -730,7 +730,7 @@ def source_task(
     now = clock or (lambda: next(seconds))
     wiring = build(plan, {0: 0}, 0, network, clock=now, report=lambda _: None, **settings)
     (task,) = wiring.tasks.values()
-    assert isinstance(task, SourceTask)
+    assert task.input.is_read
     task.open()
 
     def divert(interval_s: float, rows_max: int = ROWS_MAX, *, columns: bool = False) -> None:
@@ -746,8 +746,8 @@ def test_a_failed_micro_batch_ends_the_diversion_and_says_why() -> None:
         if task.runnable():
             task.step()
         bridge.answer_some()
-    assert task.diversion_failed is not None
-    assert task.diversion_failed[1] == "Lost: gone"
+    assert task.diversions.failed is not None
+    assert task.diversions.failed[1] == "Lost: gone"
     assert task.stages[0].records_out > 0, "what was under way has been run here"
 
 
@@ -773,7 +773,7 @@ def test_an_epoch_passes_when_what_was_read_before_its_barrier_is_answered_and_s
     assert state is not None
     (split,) = state.own
     assert split.offset == saved[1].states["lines"][1][0], "what is saved as read is what has been answered"
-    assert split.offset < task.reader.offsets()[split.name], "it has read on behind the barrier"
+    assert split.offset < task.input.reader.offsets()[split.name], "it has read on behind the barrier"
 
 
 def test_a_barrier_passes_what_a_source_has_gathered_and_saves_the_offsets_before_it() -> None:
@@ -875,7 +875,7 @@ class Inside:
         )
         self.task = wiring.tasks[1]
         self.task.open()
-        (self.channel,) = self.task.inputs
+        (self.channel,) = self.task.input.channels
 
     def divert(self, interval_s: float, rows_max: int, position: int | None = None) -> None:
         """Diverts the task. `position`: where the range ends, if not as late as it can."""
@@ -884,7 +884,7 @@ class Inside:
 
     def receive(self, count: int) -> None:
         """Gives the task so many records, and lets it do all that it can."""
-        self.task.receive(self.channel, ["a"] * count, 0, 0)
+        self.task.input.receive(self.channel, ["a"] * count, 0, 0)
         self.run()
 
     def run(self) -> None:
@@ -918,7 +918,7 @@ def test_a_task_inside_a_flow_gathers_until_its_time_has_come() -> None:
     for _ in range(3):
         inside.receive(20)
     assert inside.sizes == [5]
-    assert inside.task.queued == 0, "the inbox is free for more"
+    assert inside.task.input.queued == 0, "the inbox is free for more"
     assert inside.counts == (60, 5), "each record counts once"
     ready_in = inside.task.ready_in()
     assert ready_in == 1.0
@@ -951,7 +951,7 @@ def test_few_large_records_fill_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -
     inside.divert(1.0, 1_000)
     inside.receive(1)
     for _ in range(4):
-        inside.task.receive(inside.channel, ["x" * 6_000], 0, 0)
+        inside.task.input.receive(inside.channel, ["x" * 6_000], 0, 0)
         inside.run()
     assert inside.sizes == [1, 2]
     assert inside.counts == (2, 3)
@@ -962,7 +962,7 @@ def test_what_was_gathered_before_a_barrier_leaves_before_it() -> None:
     inside.divert(1.0, 100)
     inside.receive(5)
     inside.receive(20)
-    inside.task.receive_barrier(inside.channel, 1)
+    inside.task.input.receive_barrier(inside.channel, 1)
     inside.receive(7)
     assert inside.sizes == [5, 20], "it does not wait for its time"
     assert inside.counts == (7, 25)
@@ -979,7 +979,7 @@ def test_a_watermark_that_comes_while_records_gather_follows_them() -> None:
     inside.receive(5)
     inside.receive(20)
     for mark in (1_000, 2_000):
-        inside.task.receive_watermark(inside.channel, mark)
+        inside.task.input.receive_watermark(inside.channel, mark)
     inside.receive(7)
     inside.now = 1_000_000_000
     inside.run()
@@ -997,7 +997,7 @@ def test_a_barrier_waits_while_what_was_gathered_before_it_may_not_leave() -> No
     for _ in range(UNDER_WAY_MAX):
         inside.receive(10)
     inside.receive(20)
-    inside.task.receive_barrier(inside.channel, 1)
+    inside.task.input.receive_barrier(inside.channel, 1)
     inside.receive(7)
     assert inside.sizes == [10] * UNDER_WAY_MAX
     assert inside.counts == (27, 20), "what follows the barrier is held back in the inbox until then"
@@ -1021,7 +1021,7 @@ def test_a_task_that_returns_processes_what_it_has_gathered() -> None:
     inside.answer()
     assert inside.task.diversion is None
     assert inside.out == ["A"] * 25
-    assert inside.task.answered == 5
+    assert inside.task.diversions.answered == 5
 
 
 def slowly(line: str) -> str:
@@ -1096,7 +1096,7 @@ def test_what_was_gathered_leaves_when_the_input_has_ended() -> None:
     inside.divert(1.0, 100)
     inside.receive(5)
     inside.receive(20)
-    inside.task.receive_end(inside.channel)
+    inside.task.input.receive_end(inside.channel)
     inside.run()
     assert inside.sizes == [5, 20]
     while inside.bridge.waiting:
@@ -1110,9 +1110,9 @@ def test_a_source_is_read_while_its_micro_batch_gathers() -> None:
     now = [0]
     task, bridge, divert = source_task(lines(1, 500), clock=lambda: now[0])
     given = iter([10, 20, 30, 0])
-    read = task.reader.read
-    task.reader.read = lambda limit: read(min(limit, next(given, 0)))  # type: ignore[method-assign]
-    task.reader.ready_in = lambda: 1.0  # type: ignore[method-assign]
+    read = task.input.reader.read
+    task.input.reader.read = lambda limit: read(min(limit, next(given, 0)))  # type: ignore[method-assign]
+    task.input.reader.ready_in = lambda: 1.0  # type: ignore[method-assign]
     divert(1.0, 400)
     for _ in range(4):
         while task.runnable():

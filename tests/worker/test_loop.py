@@ -32,7 +32,6 @@ from penstock.runtime.sources.memory import Memory
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
 from penstock.runtime.worker.run_loop import RunLoop
-from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.wiring import Wiring, build
 
 WATCHDOG_S = 60  # a test that takes so long hangs
@@ -173,7 +172,7 @@ def test_stop_lets_through_what_was_read() -> None:
 
     scripts["until stopped"] = script
     # The reader holds the function by name, so that the flow can be pickled.
-    loop.tasks[0].reader._script = script  # type: ignore[attr-defined]
+    loop.tasks[0].input.reader._script = script  # type: ignore[attr-defined]
     loop.run()
     assert reports[sink.channel] == [1, 2, 3, 4, 5]
 
@@ -192,7 +191,7 @@ def test_a_source_that_is_being_made_hears_of_a_stop() -> None:
     loop.build_tasks(numbers, 1, 0, {number: ({}, False, True, None) for number in numbers})
     loop.stop()
     loop.connect_tasks(numbers, 1)
-    assert [task.stopping for task in loop.tasks if isinstance(task, SourceTask)] == [True]
+    assert [task.input.stopping for task in loop.tasks if task.input.is_read] == [True]
 
 
 scripts["until stopped"] = scripts["quiet"] = scripts["busy"] = scripts["once"] = lambda reader: []
@@ -209,7 +208,7 @@ def test_a_task_that_has_come_to_rest_tells_of_its_next_record_once() -> None:
         on_snapshot=lambda snapshot: quiet.append((loop.wiring.plan.task_name(snapshot.task), snapshot.quiet)),
         on_motion=lambda task, generation: moved.append((loop.wiring.plan.task_name(task), generation)),
     )
-    reader: Any = loop.tasks[0].reader  # type: ignore[attr-defined]
+    reader: Any = loop.tasks[0].input.reader  # type: ignore[attr-defined]
     for task in loop.tasks:
         task.open()
 
@@ -261,7 +260,7 @@ def test_it_waits_until_the_next_source_is_due() -> None:
     flow.read(Scripted("quiet")).write(Null())
     transport = Watched(MemoryNetwork(1), 0)
     loop, _ = loop_of(flow, transport)
-    loop.tasks[0].reader.wait = 30.0  # type: ignore[attr-defined]
+    loop.tasks[0].input.reader.wait = 30.0  # type: ignore[attr-defined]
     transport.on_wait = loop.halt
     loop.run()
     (wait,) = transport.waits
@@ -275,7 +274,7 @@ def test_a_wake_up_makes_it_read_again() -> None:
     flow.read(Scripted("once")).write(sink)
     transport = Watched(MemoryNetwork(1), 0)
     loop, reports = loop_of(flow, transport)
-    reader = loop.tasks[0].reader  # type: ignore[attr-defined]
+    reader = loop.tasks[0].input.reader  # type: ignore[attr-defined]
 
     def script(reader: _ScriptedReader) -> list[Any]:
         if reader.reads < 3:
@@ -295,7 +294,7 @@ def test_sinks_are_flushed_when_there_is_nothing_else_to_do() -> None:
     flow.read(Scripted("once")).write(Held())
     transport = Watched(MemoryNetwork(1), 0)
     loop, reports = loop_of(flow, transport)
-    loop.tasks[0].reader._script = lambda reader: ["x"] if reader.reads == 1 else []  # type: ignore[attr-defined]
+    loop.tasks[0].input.reader._script = lambda reader: ["x"] if reader.reads == 1 else []  # type: ignore[attr-defined]
     transport.on_wait = loop.halt
     loop.run()
     assert reports["held"] == ["x"]
@@ -316,7 +315,7 @@ def test_sinks_are_flushed_while_other_tasks_of_the_worker_are_busy() -> None:
 
     for task in loop.tasks:
         quiet = "quiet" in task.name
-        task.reader._script = (lambda r: ["x"] if r.reads == 1 else []) if quiet else never_rests  # type: ignore[attr-defined]
+        task.input.reader._script = (lambda r: ["x"] if r.reads == 1 else []) if quiet else never_rests  # type: ignore[attr-defined]
     loop.run()
     assert reports.get("held") == ["x"]
 
@@ -387,14 +386,14 @@ def test_messages_of_channels_that_the_plan_has_no_more_are_dropped() -> None:
     body = messages[0][1][ADDRESS_BYTES + 2 * DESTINATION_BYTES :]
     for destinations in ([(999, 0)], [(999, 0), (1, 0)]):
         loop.deliver([(1, address(destinations, 0, FIRST) + body), (1, address(destinations, 1) + signal(BARRIER, 1))])
-    assert [len(task.inbox.ready) for task in loop.tasks] == [0, 1], "only those who have the channel get it"
+    assert [len(task.input.inbox.ready) for task in loop.tasks] == [0, 1], "only those who have the channel get it"
 
 
 def test_a_message_for_several_tasks_is_decoded_once() -> None:
     _, loop, messages = two_workers(False)
     assert len(messages) == 3
     loop.deliver(messages)
-    one, other = (task.inbox.ready for task in loop.tasks)
+    one, other = (task.input.inbox.ready for task in loop.tasks)
     assert [batch for _, batch, _, _ in one] == [[[0]], [[1]], [[2]]]
     assert all(mine[1] is theirs[1] for mine, theirs in zip(one, other, strict=True))
     assert [cost for *_, cost in one] == [cost for *_, cost in other]
@@ -412,7 +411,7 @@ def test_messages_that_the_transport_has_lost_are_left_to_recovery() -> None:
     _, loop, messages = two_workers(True)
     loop.transport.lost = lambda: ["process 7 died"]  # type: ignore[method-assign]
     loop.deliver([messages[0], messages[2]])
-    assert [len(task.inbox.ready) for task in loop.tasks] == [1, 1], "what follows the gap is not taken"
+    assert [len(task.input.inbox.ready) for task in loop.tasks] == [1, 1], "what follows the gap is not taken"
     assert loop.wiring.delivery.lost
     loop.transport.lost = list  # type: ignore[method-assign]
     loop.connect_tasks(set(), 2)

@@ -96,7 +96,7 @@ def run(job: Job, seconds: float) -> None:
 
 
 def kept(job: Job) -> list[Sample]:
-    return [task.sample for loop in job.loops for task in loop.tasks if task.sample is not None]
+    return [task.input.sample for loop in job.loops for task in loop.tasks if task.input.sample is not None]
 
 
 @pytest.mark.parametrize("operator", ["read", "second"])

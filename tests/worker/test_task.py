@@ -61,7 +61,7 @@ def test_a_task_that_cannot_send_is_not_run_until_it_can() -> None:
     while read.runnable():
         read.step()
     assert read.blocked
-    assert write.queued <= 64, "the first step's records, which used up the window"
+    assert write.input.queued <= 64, "the first step's records, which used up the window"
     assert sum(log.unsent(channel) for log in read.logs for channel in log.channels) <= 128, "what the second step made"
     write.step()
     assert read.runnable(), "what was taken up made room"
@@ -91,7 +91,7 @@ def test_steps_get_shorter_when_records_are_slow_and_longer_when_quick(monkeypat
     mapped.stages[0]._fn = work  # type: ignore[attr-defined]  # itself, not a copy that travelled
     while not read.finished:
         read.step()
-    while mapped.queued > 2000:
+    while mapped.input.queued > 2000:
         mapped.step()
     assert seen[-1] * cost <= 2 * task_module.STEP_NS
     cost = 100
@@ -114,10 +114,10 @@ def test_an_expansion_stops_at_the_credit_window_and_continues_later() -> None:
 
 def test_an_input_cannot_end_twice() -> None:
     _, write = tasks_of(lambda s: s.write(Null()), [])
-    (channel,) = write.inputs
-    write.receive_end(channel)
+    (channel,) = write.input.channels
+    write.input.receive_end(channel)
     with pytest.raises(AssertionError, match="ended twice"):
-        write.receive_end(channel)
+        write.input.receive_end(channel)
 
 
 # --- open, flush, finish, close -----------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_a_read_that_takes_long_is_told_once(caplog: pytest.LogCaptureFixture) -
     flow.read(_Waiting(_WaitingReader), name="slow").write(Null())
     (task,) = loop_of(flow).tasks
     times = iter(range(0, 10**12, 700_000_000))
-    task.clock = lambda: next(times)
+    task.input.clock = lambda: next(times)
     task.open()
     while not task.finished:
         task.step()

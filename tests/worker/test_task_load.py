@@ -16,7 +16,7 @@ from penstock.bridge.range_load import way_between
 from penstock.runtime.operators.micro_batch import Bridge, DiversionStats, DivertRequest, MicroBatchResult
 from penstock.runtime.sources.base import SourceContext
 from penstock.runtime.transport.memory import MemoryNetwork
-from penstock.runtime.worker.diversion import Diverted
+from penstock.runtime.worker.diversion import DiversionTotals, Diverted
 from penstock.runtime.worker.load import task_load
 from penstock.runtime.worker.metrics import LeastAges
 from penstock.runtime.worker.run_loop import RunLoop
@@ -37,18 +37,19 @@ class Silent(Bridge):
 
 
 class DivertedTask:
-    """As much of a task as a diversion uses: `left` more micro-batches, of so many records each."""
+    """As much of a task, and of its input, as a diversion uses: `left` more micro-batches, of so many records each."""
 
-    state = TaskState.DIVERTED
     is_read = False
+    park_at = None
 
     def __init__(self, records: int) -> None:
         self.records = records
         self.left = 1
-        self.answered = 100
         self.now = 0
         self.passage = SimpleNamespace(timer_due=lambda: False, stages=[], held=0, marking=False)
-        self.busy_ns = 0
+        self.life = SimpleNamespace(state=TaskState.DIVERTED)
+        self.diversions = DiversionTotals(answered=100)
+        self.input = self
 
     def clock(self) -> int:
         self.now += 10**9
@@ -109,7 +110,7 @@ def test_a_task_counts_what_was_answered_through_all_its_diversions() -> None:
     diversion.begin()
     bridge.given[0].set_result(MicroBatchResult([]))
     diversion.begin()
-    assert task.answered == 105
+    assert task.diversions.answered == 105
 
 
 def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
@@ -118,10 +119,11 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
     class Ending:
         task = SimpleNamespace(number=0, chain=0)
         finished = False
-        queued = busy_ns = gathered = answered = unprocessed = 0
+        busy_ns = gathered = 0
+        input = SimpleNamespace(queued=0, backlog=lambda: 0, is_full=lambda: False)
+        diversions = DiversionTotals()
         passage = SimpleNamespace(begun=0, record_by_record=None)
         ages = LeastAges()
-        diversion_failed = None
         stages: tuple[Any, ...] = ()
         outputs = SimpleNamespace(all=list)
 
@@ -131,12 +133,6 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
         @property
         def diversion(self) -> Any:
             return ends.pop() if ends else None
-
-        def backlog(self) -> int:
-            return 0
-
-        def has_full_buffer(self) -> bool:
-            return False
 
         def told_to_divert(self) -> DivertRequest | None:
             return None
@@ -261,7 +257,7 @@ def test_the_rest_of_a_bounded_source_waits(source: ps.sources.Source, backlog: 
     (task,) = loop.tasks
     task.open()
     if isinstance(source, ps.sources.Generator):  # whose schedule begins at the first read
-        task.reader.read(0)  # type: ignore[attr-defined]
+        task.input.reader.read(0)  # type: ignore[attr-defined]
         now[0] += 500_000_000
     assert loop.load()[0]["backlog"] == backlog
     loop.stop()

@@ -14,7 +14,6 @@ from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.transport.memory import MemoryNetwork
-from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Snapshot, Task
 from penstock.runtime.worker.wiring import build
 
@@ -32,7 +31,7 @@ class Silent(Bridge):
         return self.given[-1]
 
 
-def made(records: int = 3, saved: Callable[[Snapshot], None] = lambda snapshot: None) -> SourceTask:
+def made(records: int = 3, saved: Callable[[Snapshot], None] = lambda snapshot: None) -> Task:
     """A task that reads, maps and writes, with its operators not open yet."""
     flow = Flow("f")
     flow.read(Memory(range(records))).map(str).write(Null())
@@ -43,7 +42,7 @@ def made(records: int = 3, saved: Callable[[Snapshot], None] = lambda snapshot: 
         plan, placed, 0, transport, clock=lambda: 0, report=lambda reported: None, on_snapshot=saved, wall=lambda: 0.0
     )
     (task,) = wiring.tasks.values()
-    assert isinstance(task, SourceTask)
+    assert task.input.is_read
     return task
 
 
@@ -54,7 +53,7 @@ def stepped(task: Task) -> Task:
     return task
 
 
-def opened(records: int = 3, saved: Callable[[Snapshot], None] = lambda snapshot: None) -> SourceTask:
+def opened(records: int = 3, saved: Callable[[Snapshot], None] = lambda snapshot: None) -> Task:
     task = made(records, saved)
     task.open()
     return task

@@ -92,7 +92,7 @@ def test_what_a_step_has_not_taken_up_waits() -> None:
     makers = [task for task in loop.tasks if task.stages[-1].expands]
     assert len(makers) == 2
     for task in [loop.tasks[0], *makers, *makers]:
-        while task.runnable() and not task.blocked and not (task in makers and task.queued == 0):
+        while task.runnable() and not task.blocked and not (task in makers and task.input.queued == 0):
             task.step()
     for maker in makers:
         assert maker.blocked, "it was stopped within a step"

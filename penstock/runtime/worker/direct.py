@@ -7,13 +7,32 @@ one way at a time. A barrier must come after everything that was taken before it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-from penstock.runtime.operators.step_size import StepSize
+from penstock.runtime.lifecycle import StateMachine
 from penstock.runtime.records.batch import Batch
+from penstock.runtime.state.keyed import StageState
+from penstock.runtime.worker.passage import Passage
+from penstock.runtime.worker.task_input import TaskInput
+from penstock.runtime.worker.task_state import TaskEvent, TaskState
 
-if TYPE_CHECKING:
-    from penstock.runtime.worker.task import Task
+
+@dataclass(frozen=True)
+class Barrier:
+    """The task saves its state, and passes the barrier of this epoch on. `own`: what the first stage saves of the input
+    (None: of all that was taken)."""
+
+    epoch: int
+    own: StageState | None = None
+
+
+class Owner(Protocol):
+    """A task, as far as its processing knows it."""
+
+    input: TaskInput
+    passage: Passage
+    life: StateMachine[TaskState, TaskEvent]
 
 
 class Processing(Protocol):
@@ -28,9 +47,9 @@ class Processing(Protocol):
         """Returns whether `begin` would do something."""
         ...
 
-    def begin(self) -> Iterator[Batch] | None:
-        """Begins a step: with a part of the input, a barrier, timers, or the end. Returns the outputs to send, or None
-        when there are none."""
+    def begin(self) -> Iterator[Batch] | Barrier | None:
+        """Begins a step: with a part of the input, a barrier, timers, or the end. Returns the outputs to send, or the
+        barrier that is to be passed on, or None when there is nothing."""
         ...
 
     def ready_in(self) -> float | None:
@@ -48,60 +67,58 @@ class Direct:
 
     gathered = 0
 
-    def __init__(self, task: Task, size: StepSize, *, barriers_let_go: bool) -> None:
-        self._task = task
+    def __init__(self, task: Owner, *, barriers_let_go: bool) -> None:
+        self._input = task.input
         self._passage = task.passage
-        self._size = size
+        self._life = task.life
         self._barriers_let_go = barriers_let_go
         self._has_fired = False  # whether timers were called after the last input
 
     def runnable(self) -> bool:
         """Returns whether `begin` would do something."""
-        task, passage = self._task, self._passage
+        input_, passage = self._input, self._passage
         pending = passage.pending
         return (
-            task.has_input()
-            or task.has_barrier()
-            or task.at_end()
+            input_.has_input()
+            or input_.has_barrier()
+            or input_.at_end()
             or (bool(passage.timed) and passage.timer_due())
             or (bool(passage.gathering) and passage.has_waited())
             or (pending is not None and pending.ready())
         )
 
-    def begin(self) -> Iterator[Batch] | None:
-        """Begins a step, and returns its outputs."""
-        task, passage = self._task, self._passage
+    def begin(self) -> Iterator[Batch] | Barrier | None:
+        """Begins a step, and returns its outputs or a barrier."""
+        input_, passage = self._input, self._passage
         held = passage.held if passage.gathering else 0
-        if task.has_barrier():
+        if input_.has_barrier():
             if held and self._barriers_let_go:
                 return passage.let_go_now(everything=True)
-            started = task.stopwatch()
-            task.pass_barrier(task.take_barrier())
-            task.busy_ns += task.stopwatch() - started
-            return None
+            return Barrier(input_.take_barrier())
         if self._timers_turn():
             self._has_fired = True
             return passage.fire()
         self._has_fired = False
-        if task.at_end():
-            task.input_ended()
+        if input_.at_end():
+            self._life.move("input ended")
             return passage.finish()
-        work = task.take_input()
+        work = input_.take()
         # Gathered records need not wait for more, because no input comes next.
         return passage.let_go_now() if work is None and held else work
 
     def _timers_turn(self) -> bool:
         # Timers take turns with the input: a timer that sets itself again for now must not stop the job. At the end all
         # timers are called.
-        task = self._task
-        if not self._passage.timed or task.at_end() or (self._has_fired and task.has_input()):
+        input_ = self._input
+        if not self._passage.timed or input_.at_end() or (self._has_fired and input_.has_input()):
             return False
         return self._passage.timer_due()
 
     def ready_in(self) -> float | None:
-        """Returns in how many seconds a stage has something to do. The input says by itself when it is ready."""
-        return self._passage.ready_in()
+        """Returns in how many seconds the input or a stage has something to do."""
+        due, stages_due = self._input.ready_in(), self._passage.ready_in()
+        return stages_due if due is None else due if stages_due is None else min(due, stages_due)
 
     def measure(self, records: int, elapsed_ns: int, *, more: bool) -> None:
         """Adapts the size of steps."""
-        self._size.measure(records, elapsed_ns, more)
+        self._input.size.measure(records, elapsed_ns, more)

@@ -31,8 +31,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
@@ -49,11 +49,11 @@ from penstock.runtime.operators.step_size import StepSize
 from penstock.runtime.records.batch import Batch, split
 from penstock.runtime.sources.base import bytes_of, rows_of, together
 from penstock.runtime.worker.answer_times import AnswerTimes
+from penstock.runtime.worker.direct import Barrier, Owner
 from penstock.runtime.worker.task_state import TaskState
 
 if TYPE_CHECKING:
     from penstock.runtime.state.keyed import StageState
-    from penstock.runtime.worker.task import Task
 
 # The first micro-batch after a switch has this share of the most records, so that the first answer comes soon although
 # many records wait.
@@ -84,11 +84,24 @@ class _UnderWay(Answer):
 
 
 @dataclass
-class _Barrier:
-    """The barrier of an epoch among the micro-batches, with the offsets of the records before it."""
+class DiversionTotals:
+    """The results of all diversions of a task."""
 
-    epoch: int
-    own: StageState | None = field(default=None)
+    failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
+    answered: int = 0  # the number of records of the task's input that Spark has answered
+    unprocessed: int = 0  # of the records sent to Spark, the number of those that failed there
+
+
+class DivertedOwner(Owner, Protocol):
+    """A task, as far as its diversion knows it. `park_at`: the epoch after whose barrier it must stop."""
+
+    clock: Callable[[], int]
+    stopwatch: Callable[[], int]
+    park_at: int | None
+    diversions: DiversionTotals
+
+    def all_answered(self) -> None:
+        """Continues with records, because all micro-batches are answered and no more are sent."""
 
 
 class _Gathered:
@@ -135,13 +148,16 @@ class Diverted:
     """Processes the input of a task in Spark; see the module's docstring. Only the loop's thread uses it, except for
     `records` and `gathered`."""
 
-    def __init__(self, task: Task, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None]) -> None:
-        self.task = task
+    def __init__(self, task: DivertedOwner, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None]) -> None:
         self.divert = divert
         self.story = DiversionStats(task.clock())
+        self._task = task
+        self._input = task.input
+        self._passage = task.passage
+        self._clock = task.clock
         self._bridge = bridge
         self._wake = wake
-        self._queue = AnswerQueue[_UnderWay, _Barrier | Watermark]()
+        self._queue = AnswerQueue[_UnderWay, Barrier | Watermark]()
         self._next = _Gathered()
         self._before: StageState | None = None  # the offsets of a source before what is gathered
         self._begun = False  # a micro-batch has left
@@ -166,21 +182,21 @@ class Diverted:
     @property
     def stops(self) -> bool:
         """Whether the barrier was taken after which the task is to stop. Nothing is taken or sent after it."""
-        return self._barrier is not None and self._barrier == self.task.park_at
+        return self._barrier is not None and self._barrier == self._task.park_at
 
     @property
     def leaving(self) -> bool:
         """Whether the task takes no more input, and continues with records when everything is answered."""
-        return self.task.state is TaskState.RETURNING
+        return self._task.life.state is TaskState.RETURNING
 
     def runnable(self) -> bool:
         """Whether `begin` would do something."""
-        if self.task.passage.held:
+        if self._passage.held:
             return True
         if self._queue:
             if self._queue.ready():
                 return True
-        elif not self.stops and (self._is_over() or self.task.passage.timer_due()):
+        elif not self.stops and (self._is_over() or self._passage.timer_due()):
             return True
         return not self.stops and (self._can_take_barrier() or self._can_leave() or self._can_gather())
 
@@ -189,53 +205,48 @@ class Diverted:
         do, or None when that does not depend on the time."""
         if self.stops:
             return None
-        due = self.task.passage.ready_in()
+        due = self._passage.ready_in()
         if self.leaving:
             return due
         times = []
         if self._next.records and self._has_room:
             times.append(self._due)
-        if self.task.is_read and not self._is_full and not self.task.at_end():
+        if self._input.is_read and not self._is_full and not self._input.at_end():
             times.append(self._read_at)
-        own = max(0.0, (min(times) - self.task.clock()) / 1e9) if times else None
+        own = max(0.0, (min(times) - self._clock()) / 1e9) if times else None
         return own if due is None else due if own is None else min(due, own)
 
-    def begin(self) -> Iterator[Batch] | None:
-        """Takes the next step. Returns the outputs to send, if there are any."""
-        if self.task.passage.held:
-            return self.task.passage.let_go_now(everything=True)
-        started = self.task.stopwatch()
-        work = self._begin()
-        if work is None:
-            self.task.busy_ns += self.task.stopwatch() - started
-        return work
+    def begin(self) -> Iterator[Batch] | Barrier | None:
+        """Takes the next step. Returns the outputs to send, which may be none, or a barrier."""
+        if self._passage.held:
+            return self._passage.let_go_now(everything=True)
+        return self._begin() or iter(())
 
     def measure(self, records: int, elapsed_ns: int, *, more: bool) -> None:
         """Notes nothing, because the steps of micro-batches are measured one by one."""
 
-    def _begin(self) -> Iterator[Batch] | None:
+    def _begin(self) -> Iterator[Batch] | Barrier | None:
         while True:
             if self._queue:
                 head = self._queue.take()
-                if isinstance(head, _Barrier):
-                    self.task.pass_barrier(head.epoch, head.own)
-                    return None
+                if isinstance(head, Barrier):
+                    return head
                 if isinstance(head, Watermark):
-                    return self.task.passage.advance_to(head.value)
+                    return self._passage.advance_to(head.value)
                 if head is not None:
                     return self._outputs(head)
             elif self.stops:
                 return None
             elif self._is_over():
-                self.task.all_answered()
+                self._task.all_answered()
                 return None
-            elif self.task.passage.timer_due():
-                return self.task.passage.fire()
+            elif self._passage.timer_due():
+                return self._passage.fire()
             if self.stops or not self._take():
                 return None
 
     def _is_over(self) -> bool:
-        return not self._queue and not self._next.records and (self.leaving or self.task.at_end())
+        return not self._queue and not self._next.records and (self.leaving or self._input.at_end())
 
     @property
     def _rows_max(self) -> int:
@@ -251,7 +262,7 @@ class Diverted:
         return self.story.under_way < UNDER_WAY_MAX
 
     def _can_take_barrier(self) -> bool:
-        return self.task.has_barrier() and (self.task.is_read or not self._next.records)
+        return self._input.has_barrier() and (self._input.is_read or not self._next.records)
 
     def _can_leave(self) -> bool:
         """Whether the gathered records are a micro-batch now."""
@@ -259,24 +270,24 @@ class Diverted:
             return False
         if self.leaving:
             return True
-        task = self.task
-        barrier = task.has_barrier() and not task.is_read
-        return self._has_room and (self._is_full or task.clock() >= self._due or barrier or task.at_end())
+        input_ = self._input
+        barrier = input_.has_barrier() and not input_.is_read
+        return self._has_room and (self._is_full or self._clock() >= self._due or barrier or input_.at_end())
 
     def _can_gather(self) -> bool:
-        task = self.task
-        if self.leaving or self._is_full or task.has_barrier() or not task.has_input_to_divert():
+        input_ = self._input
+        if self.leaving or self._is_full or input_.has_barrier() or not input_.has_input_to_divert():
             return False
-        return not task.is_read or task.clock() >= self._read_at
+        return not input_.is_read or self._clock() >= self._read_at
 
     def _take(self) -> bool:
         """Takes a barrier, or input, or has a micro-batch leave. Returns False when there is nothing to do."""
         if self._can_leave():
             self._leave()
         elif self._can_take_barrier():
-            own = self._before if self._next.records else self.task.own_state()
-            self._barrier = self.task.take_barrier()
-            self._queue.mark(_Barrier(self._barrier, own))
+            own = self._before if self._next.records else self._input.own_state()
+            self._barrier = self._input.take_barrier()
+            self._queue.mark(Barrier(self._barrier, own))
         elif self._can_gather():
             self._gather()
         else:
@@ -284,12 +295,12 @@ class Diverted:
         return True
 
     def _gather(self) -> None:
-        task, following = self.task, self._next
+        following = self._next
         most = self._rows_max - following.records
         if not following.records:
-            self._before = task.own_state()
-        input_, records, stamp = task.take_to_divert(most, columns=self.divert.columns)
-        self._read_at = task.clock() + int(self.divert.interval_s / _READS * 1e9)
+            self._before = self._input.own_state()
+        input_, records, stamp = self._input.take_to_divert(most, columns=self.divert.columns)
+        self._read_at = self._clock() + int(self.divert.interval_s / _READS * 1e9)
         if isinstance(input_, Watermark):
             if following.records:
                 following.mark(input_)
@@ -300,7 +311,7 @@ class Diverted:
 
     def _leave(self) -> None:
         """Puts the gathered records behind the micro-batches under way."""
-        following, now = self._next, self.task.clock()
+        following, now = self._next, self._clock()
         input_ = following.input()
         item = _UnderWay(input_, following.records, following.stamp, None, now)
         if not self.leaving:
@@ -319,42 +330,45 @@ class Diverted:
             item.answer.add_done_callback(lambda _: self._wake())
 
     def _outputs(self, item: _UnderWay) -> Iterator[Batch]:
-        task = self.task
-        task.take_up_diverted(item.records, item.stamp)
+        totals = self._task.diversions
+        self._input.take_up_diverted(item.records, item.stamp)
         if item.answer is None:
             return self.run_as_records(item.input)
         self.story.under_way -= 1
         try:
             answer = item.answer.result()
         except Exception as error:  # of Spark, Ray or the bridge: in any case the task processes the records itself
-            self._times.answered(task.clock(), item.records, item.since, None, alone=True)
+            self._times.answered(self._clock(), item.records, item.since, None, alone=True)
             self.story.failed = f"{type(error).__name__}: {error}"
-            task.diversion_failed = (self.story.id, self.story.failed)
-            task.undivert()
+            self._give_up(self.story.failed)
             return self.run_as_records(item.input)
         if self.doubts(answer):
-            self._times.answered(task.clock(), item.records, item.since, None, alone=True)
+            self._times.answered(self._clock(), item.records, item.since, None, alone=True)
             return self.run_as_records(item.input)
         story = self.story
         if unprocessed := answer.unprocessed:
             failed = sum(map(len, unprocessed))
             story.unprocessed += failed
-            task.unprocessed += failed
+            totals.unprocessed += failed
             story.failed = unprocessed[0].why
             given = story.records + item.records
             self._lost += lost_share(answer, item.records) * item.records
             if self._lost > max(_UNPROCESSED_LEAST, _UNPROCESSED_MAX * given):
                 why = f"{self._lost:,.0f} of {given:,} records failed in Spark, the last ones by: {story.failed}"
-                task.diversion_failed = (story.id, why)
-                task.undivert()
+                self._give_up(why)
         story.batches += 1
         story.records += item.records
-        task.answered += item.records
+        totals.answered += item.records
         first = story.batches == 1  # it may load and compile, which the next ones do not
-        cost = self._times.answered(task.clock(), item.records, item.since, answer.spark_s, alone=first)
+        cost = self._times.answered(self._clock(), item.records, item.since, answer.spark_s, alone=first)
         if cost is not None:
             story.recent.append((story.batches, *cost))
         return self._continue_from(answer, item.records)
+
+    def _give_up(self, why: str) -> None:
+        """Has the task return to records, because Spark fails."""
+        self._task.diversions.failed = (self.story.id, why)
+        self._task.life.move("undivert")
 
     def run_as_records(self, input_: Any) -> Iterator[Batch]:
         """Yields the outputs of a micro-batch that the task had to process itself."""
@@ -363,24 +377,24 @@ class Diverted:
     def _in_steps(self, batch: Batch, first: int) -> Iterator[Batch]:
         """Yields the outputs of the stages from `first` on for a batch that is larger than the task would take for one
         step. After each part of a step's size comes an empty output, so that the other tasks have their turn."""
-        task, passage = self.task, self.task.passage
+        passage, stopwatch = self._passage, self._task.stopwatch
         if first == len(passage.stages):
             yield batch
             return
         # The limit of steps is for all stages. What the last ones can do in a step is not known.
-        size = task.size
+        size = self._input.size
         if first:
             size = StepSize()
             size.limit = 1
         while batch:
-            part, batch = split(batch, size.limit if first else task.step_limit())
+            part, batch = split(batch, size.limit if first else self._input.step_limit())
             self._given_back = 0 if first else len(batch)
             outputs = passage.run(part, first) if first else passage.through(part)
             took = 0
             while True:
-                began = task.stopwatch()
+                began = stopwatch()
                 out = next(outputs, None)
-                took += task.stopwatch() - began
+                took += stopwatch() - began
                 if out is None:
                     break
                 yield out
@@ -392,12 +406,12 @@ class Diverted:
         """Returns whether the task must process the records of an answer itself, to find out the meaning of their
         times."""
         greatest = answer.greatest
-        stages = self.task.passage.stages[: self.divert.position]
+        stages = self._passage.stages[: self.divert.position]
         return greatest is not None and any(stage.doubts(greatest) for stage in stages)
 
     def _continue_from(self, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
         """Yields the outputs of an answer, after they have passed the stages after the range."""
-        passage, position = self.task.passage, self.divert.position
+        passage, position = self._passage, self.divert.position
         stages = passage.stages[:position]
         one_to_one = [stage.context.operator.one_to_one for stage in stages]
         for stage, (taken, given) in zip(stages, answer.counted(one_to_one, records), strict=False):

@@ -72,16 +72,16 @@ def task_load(task: Task) -> TaskLoad:
     diversion = task.diversion  # read once, because it may end meanwhile
     told = None if diversion is None else task.told_to_divert()
     now = task.clock()
-    backlog = task.backlog()
+    backlog = task.input.backlog()
     return {
         "number": task.task.number,
         "chain": task.task.chain,
         "finished": task.finished,
         "record_by_record": task.passage.record_by_record is not None,
-        "queued": task.queued + task.gathered,
+        "queued": task.input.queued + task.gathered,
         "backlog": backlog or 0,
         "backlog_known": backlog is not None,
-        "backlog_full": task.has_full_buffer(),
+        "backlog_full": task.input.is_full(),
         "under_way": 0 if diversion is None else diversion.records,
         "begun": task.passage.begun,
         "sends": _sends(task, now),
@@ -89,9 +89,9 @@ def task_load(task: Task) -> TaskLoad:
         "at_ns": now,
         "divert": None if told is None else divert_load(told),
         "diverted": None if diversion is None else diversion.story.plain(),
-        "diversion_failed": task.diversion_failed,
-        "answered": task.answered,
-        "unprocessed": task.unprocessed,
+        "diversion_failed": task.diversions.failed,
+        "answered": task.diversions.answered,
+        "unprocessed": task.diversions.unprocessed,
         "busy_ns": task.busy_ns,
         "operators": [(stage.context.operator.name, stage.records_in, stage.records_out) for stage in task.stages],
     }

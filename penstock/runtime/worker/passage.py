@@ -29,12 +29,9 @@ Hook = tuple[str, Literal["open", "close", "finish"]]
 
 
 class Passage:
-    """See the module's docstring. `wall` is the clock for timers, in seconds since 1970. `has_more` says whether more
-    records come next, for which gathered records may wait."""
+    """See the module's docstring. `wall` is the clock for timers, in seconds since 1970."""
 
-    def __init__(
-        self, stages: list[Stage], clock: Callable[[], int], wall: Callable[[], float], has_more: Callable[[], bool]
-    ) -> None:
+    def __init__(self, stages: list[Stage], clock: Callable[[], int], wall: Callable[[], float]) -> None:
         self.stages = stages
         self.timed = [stage for stage in stages if stage.timed]
         self.gathering = [stage for stage in stages if isinstance(stage, Gathering)]
@@ -49,7 +46,8 @@ class Passage:
         self.mark_in: int | None = None  # the watermark before the stages
         self._clock = clock
         self.wall = wall
-        self._has_more = has_more
+        # Says whether more records come next, for which gathered records may wait. The input of the task sets it.
+        self.has_more: Callable[[], bool] = lambda: False
 
     # --- the life of the stages ----------------------------------------------------------------------------------
 
@@ -234,7 +232,7 @@ class Passage:
         for stage in self.gathering:
             if not stage.held:
                 continue
-            more = self._has_more()
+            more = self.has_more()
             overdue = (
                 everything or not stage.holds or (stage.more_until if more else stage.waits_until) <= self._clock()
             )

@@ -35,8 +35,8 @@ from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad, task_load
 from penstock.runtime.worker.processor_time import EVERY, ProcessorTime
+from penstock.runtime.worker.reader_input import ReaderInput
 from penstock.runtime.worker.sample import RecordSample, Sample, SampleRequest
-from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
 from penstock.runtime.worker.wiring import Wiring
 
@@ -105,9 +105,9 @@ class RunLoop:
     def stop(self) -> None:
         """Ends the sources. The records that they have read are still processed by all tasks."""
         self._stopping = True
-        for source in self._sources:
-            source.stop()
-            source.wake()
+        for _, reader in self._sources:
+            reader.stop()
+            reader.wake()
         self.transport.wake()
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
@@ -146,18 +146,18 @@ class RunLoop:
     def load(self) -> list[TaskLoad]:
         """Returns the part of `status` by which the paradigm scheduler decides. Drops samples that nobody takes."""
         for task in self.tasks:
-            if (sample := task.sample) is not None and sample.is_old(self.clock()):
-                task.sample = None
+            if (sample := task.input.sample) is not None and sample.is_old(self.clock()):
+                task.input.sample = None
         return [task_load(task) for task in self.tasks]
 
     def marks(self) -> dict[int, int | None]:
         """Returns the watermarks of the source tasks that are aligned, by task number."""
-        return {source.task.number: source.aligned_mark for source in self._sources if source.is_aligned}
+        return {task.task.number: reader.aligned_mark for task, reader in self._sources if reader.is_aligned}
 
     def align(self, least: int | None) -> None:
         """Tells the sources how far all of them are."""
-        for source in self._sources:
-            source.align(least)
+        for _, reader in self._sources:
+            reader.align(least)
 
     def take_sample(self, request: SampleRequest) -> RecordSample | None:
         """Returns records that the tasks of a chain have taken since they were asked first, or None when there are too
@@ -167,11 +167,11 @@ class RunLoop:
             for task in self.tasks
             if request.concerns(task.task.chain, (stage.context.operator.name for stage in task.stages))
         ]
-        sample = next((task.sample for task in tasks if task.sample is not None), None) or Sample()
+        sample = next((task.input.sample for task in tasks if task.input.sample is not None), None) or Sample()
         found = sample.taken(request.least)
         is_over = found is not None or sample.failure is not None
         for task in tasks:
-            task.sample = None if is_over else sample
+            task.input.sample = None if is_over else sample
         if found is None and sample.failure is not None:
             raise sample.failure
         if found is None:
@@ -194,7 +194,7 @@ class RunLoop:
                 "cpu_ns": task.cpu_ns,
                 "waits_ns": task.waits_ns,
                 "threads_ns": task.threads_ns,
-                "queued": task.queued + task.gathered,
+                "queued": task.input.queued + task.gathered,
                 "sent": [
                     (
                         [self.wiring.target_of(channel.number) for channel in log.channels],
@@ -315,9 +315,9 @@ class RunLoop:
 
     def trigger(self, epoch: int, tasks: Container[int] | None = None) -> None:
         """Makes the sources (None: all) begin the barrier of an epoch."""
-        for source in self._sources:
-            if tasks is None or source.task.number in tasks:
-                source.trigger(epoch)
+        for task, _ in self._sources:
+            if tasks is None or task.task.number in tasks:
+                task.trigger(epoch)
 
     def park(self, epoch: int, tasks: Container[int]) -> None:
         """Makes these tasks stop after the barrier of an epoch, unless the barrier has passed them already."""
@@ -396,14 +396,14 @@ class RunLoop:
 
     def _renew_tasks(self) -> None:
         self.tasks = list(self.wiring.tasks.values())
-        self._sources = [task for task in self.tasks if isinstance(task, SourceTask)]
+        self._sources = [(task, task.input) for task in self.tasks if isinstance(task.input, ReaderInput)]
         self._calling = [task for task in self.tasks if task.pending is not None]
         # The tasks that can run without a message.
-        self._due = [task for task in self.tasks if task.timed or task.gathering or isinstance(task, SourceTask)]
+        self._due = [task for task in self.tasks if task.timed or task.gathering or task.input.is_read]
         # `stop`, in another thread, sets its flag before it reads the list of sources, so no source is missed.
         if self._stopping:
-            for source in self._sources:
-                source.stop()
+            for _, reader in self._sources:
+                reader.stop()
 
     # -----------------------------------------------------------------------------------------------------------
 
@@ -413,8 +413,8 @@ class RunLoop:
         for stage in task.stages:
             if stage.context.sink_context is not None:
                 stage.context.sink_context.patience = self.patience
-        if isinstance(task, SourceTask):
-            task.patience = self.patience
+        if isinstance(task.input, ReaderInput):
+            task.input.patience = self.patience
         try:
             task.open()
         finally:
@@ -471,7 +471,7 @@ def _task_status(task: Task) -> dict[str, Any]:
         }
         for stage in task.stages
     ]
-    mark = task.marks.current  # read once, because the loop's thread may change it meanwhile
+    mark = task.input.marks.current  # read once, because the loop's thread may change it meanwhile
     return {
         **task_load(task),
         "name": task.name,

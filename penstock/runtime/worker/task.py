@@ -1,4 +1,4 @@
-"""A task: one parallel instance of a chain of operators, with its inbox and its outputs (docs/papers.md: A1).
+"""A task: one parallel instance of a chain of operators, with its input and its outputs (docs/papers.md: A1).
 
 A task never waits, and never runs for long. `step` takes a limited part of what is ready, runs the chain over the list,
 sends the outputs, and returns. While a channel cannot take the outputs, the task is not run (back-pressure), and its
@@ -6,15 +6,16 @@ worker runs the others. The size of a step adapts, so that a step takes at most 
 costs, or a few times its fixed cost (runtime/operators/step_size.py). So the tasks of a worker delay each other no
 longer than that.
 
-The stages of the chain are passed as passage.py describes, and task_outputs.py sends what they have made. Records that
-stages have gathered are processed before anything else than records: a barrier, a watermark, the end, the operation
-stream.
+The task decides about nothing but its life, and puts its parts together: an input (task_input.py), a way of processing
+it (direct.py, diversion.py), the passage of the chain's stages (passage.py), and outputs (task_outputs.py). Records
+that stages have gathered are processed before anything else than records: a barrier, a watermark, the end, the
+operation stream.
 
 A stage may be *pending*: its work goes on outside of the task's thread. Then the task takes up only as many records as
 there is room for, collects what has come of earlier ones, and has not ended before nothing is under way. A barrier does
 not wait for what is under way, because the stage saves it.
 
-In a job with epochs, a task saves its state when its inbox is aligned at a barrier, and once more when it ends. This
+In a job with epochs, a task saves its state when a barrier comes next in its input, and once more when it ends. This
 happens between two steps, because a snapshot must never show a step that is half done. The task passes the snapshot to
 `on_snapshot`, which must encode the states before it returns.
 
@@ -30,27 +31,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter_ns, time
-from typing import Any
 
-from penstock.runtime.event_time.watermark import END_OF_TIME, Watermark, Watermarks
-from penstock.runtime.exchange.channel import InChannel
-from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.lifecycle import StateMachine
-from penstock.runtime.operators.base import Stage
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
-from penstock.runtime.operators.step_size import STEP_NS, StepSize
+from penstock.runtime.operators.step_size import STEP_NS
 from penstock.runtime.program.plan import TaskId
-from penstock.runtime.records.batch import Batch, concat, split
+from penstock.runtime.records.batch import Batch
 from penstock.runtime.state.keyed import Counters, SavedState, StageState
-from penstock.runtime.worker.blackbox import SOURCE, RecordByRecord
-from penstock.runtime.worker.direct import Direct, Processing
-from penstock.runtime.worker.diversion import Diverted
+from penstock.runtime.worker.blackbox import RecordByRecord
+from penstock.runtime.worker.direct import Barrier, Direct, Processing
+from penstock.runtime.worker.diversion import DiversionTotals, Diverted
 from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
-from penstock.runtime.worker.passage import Passage
-from penstock.runtime.worker.sample import Sample
 from penstock.runtime.worker.shared_batches import SharedBatches
+from penstock.runtime.worker.task_input import TaskInput
 from penstock.runtime.worker.task_outputs import TaskOutputs
-from penstock.runtime.worker.task_state import AT_END, AT_REST, TASK, TaskState
+from penstock.runtime.worker.task_state import AT_REST, TASK, TaskState
 
 # In some releases of Python, looking up the members of an Enum is slow.
 _MADE, _READY, _RUNNING, _PARKED = TaskState.MADE, TaskState.READY, TaskState.RUNNING, TaskState.PARKED
@@ -104,126 +99,84 @@ class TaskOptions:
 
 
 class Task:
-    """A task that receives from channels; see the module's docstring."""
+    """A task; see the module's docstring. `input_` knows the passage of the task's stages."""
 
-    is_read = False  # whether its input has to be looked for, because it comes from a reader
-
-    def __init__(
-        self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int], options: TaskOptions
-    ) -> None:
+    def __init__(self, task: TaskId, name: str, input_: TaskInput, options: TaskOptions) -> None:
         self.task = task
         self.name = name
-        self.stages = stages
-        self.clock = clock
-        self.inputs: dict[int, InChannel] = {}
-        self.passage = Passage(
-            stages, clock, options.wall, self.has_more if options.steps.waits_for_more else lambda: False
-        )
-        self.timed, self.gathering, self.pending = self.passage.timed, self.passage.gathering, self.passage.pending
-        self.outputs = TaskOutputs(self.passage, clock, options.shared_batches)
+        self.input = input_
+        self.passage = passage = input_.passage
+        self.stages = passage.stages
+        self.clock = input_.clock
+        self.timed, self.gathering, self.pending = passage.timed, passage.gathering, passage.pending
+        self.outputs = TaskOutputs(passage, self.clock, options.shared_batches)
         self.logs = self.outputs.logs
         self.stopwatch = options.steps.stopwatch or perf_counter_ns
-        self._life = StateMachine(TASK, f"task {name}")
-        self.queued = 0  # the number of records in the inbox
+        self.life = StateMachine(TASK, f"task {name}")
         self.busy_ns = 0
         self.cpu_ns = self.waits_ns = self.threads_ns = 0  # see ProcessorTime, which sets them
         self.latency = RecentHistogram()
         self.ages = LeastAges()
-        self.inbox = Inbox()
         self.on_snapshot = options.on_snapshot
         self.on_motion = options.on_motion
         self.generation = options.generation
         self.epoch = options.epoch  # the epoch of the last barrier that it has passed on
         self.whole_next = True  # whether the next snapshot must be whole
         self.event_time = options.event_time
-        self.marks = Watermarks()
+        self.diversions = DiversionTotals()
+        self.park_at: int | None = None  # the epoch after whose barrier the task must stop, because it migrates
         self._wake = options.wake
         self._mark_sent: int | None = None
-        self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
-        self.answered = 0  # the number of records of its input that Spark has answered
-        self.unprocessed = 0  # of the records sent to Spark, the number of those that failed there
-        self.sample: Sample | None = None  # what it processes is added, while somebody has asked for a sample
         self._work: Iterator[Batch] | None = None
-        self._work_records = 0
         self._work_ns = 0  # in earlier steps of the same work
         self._held_before = 0  # the number of gathered records when the work began
         # By earlier works: the number of records that were only gathered, and the time for that in ns.
         self._gathered = (0, 0)
-        self._several_inputs = stages[0].context.operator.inputs > 1
-        self._more = False  # whether the limit of the step, and not the input, has bounded the work
         self._records_at_snapshot = -1  # the number of records at the last snapshot
-        self.park_at: int | None = None  # the epoch after whose barrier the task must stop, because it migrates
         # Whether the last snapshot was quiet; epochs are then rare until the next record is reported.
         self._rested = False
-        self.size = StepSize()
-        self._direct = Direct(self, self.size, barriers_let_go=options.steps.barriers_let_go)
+        self._direct = Direct(self, barriers_let_go=options.steps.barriers_let_go)
         self.processing: Processing = self._direct
         self._unflushed = False
 
     def connect(self) -> None:
         """Completes the task when its inputs and outputs are there."""
-        self.inbox.open = {number for number, channel in self.inputs.items() if not channel.ended}
+        self.input.connect()
         self.outputs.connect()
         for stage in self.gathering:
             stage.gather(self.clock, self.stopwatch)
         if self.pending is not None:
             self.pending.attach(self.clock, self._wake)
 
-    def add_input(self, channel: InChannel) -> None:
-        """Adds a channel to receive from. It replaces a channel of the same number."""
-        self.inputs[channel.number] = channel
-
     def open(self) -> None:
         """Opens the stages."""
-        self._life.move("open")
+        self.life.move("open")
         self.passage.open()
 
     def close(self, failed: bool) -> None:
-        """Closes the stages, also after an error."""
-        self._life.move("close")
-        self.passage.close(failed)
-
-    # --- inputs, called by channels and the run loop -----------------------------------------------------------
-
-    def receive(self, channel: int, batch: Batch, stamp: int, cost: int) -> None:
-        """Takes a batch into the inbox. It uses `cost` bytes of the channel's credit window until it is taken up."""
-        self.queued += len(batch)
-        self.inbox.put(channel, batch, stamp, cost)
-
-    def receive_barrier(self, channel: int, epoch: int) -> None:
-        """Takes a barrier. What follows it in this channel belongs to the next epoch."""
-        self.inbox.put_barrier(channel, epoch)
-
-    def receive_watermark(self, channel: int, value: int) -> None:
-        """Takes a watermark. What follows it in this channel is not earlier, or late; after IDLE it may have any
-        time."""
-        # A task that had ended before it was built again receives again what it had received.
-        if self._life.state not in AT_END:
-            self.inbox.put(channel, Watermark(value), 0, 0)
-
-    def receive_end(self, channel: int) -> None:
-        """Takes the end of this channel."""
-        self.inputs[channel].ended = True
-        if self.event_time and self._life.state not in AT_END:
-            self.inbox.put(channel, Watermark(END_OF_TIME), 0, 0)
-        self.inbox.put_end(channel)
+        """Closes the input and the stages, also after an error."""
+        self.life.move("close")
+        try:
+            self.input.close()
+        finally:
+            self.passage.close(failed)
 
     # --- running -----------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> TaskState:
         """The state of the task. Other threads may ask for it."""
-        return self._life.state
+        return self.life.state
 
     @property
     def opened(self) -> bool:
         """Whether its operators were opened, and must be closed."""
-        return self._life.state is not _MADE
+        return self.life.state is not _MADE
 
     @property
     def finished(self) -> bool:
         """Whether all of its outputs were sent. Other threads may ask."""
-        return self._life.state is _FINISHED
+        return self.life.state is _FINISHED
 
     @property
     def blocked(self) -> bool:
@@ -232,7 +185,7 @@ class Task:
 
     def runnable(self) -> bool:
         """Whether a step would do something."""
-        state = self._life.state
+        state = self.life.state
         if state is _FINISHED or state is _CLOSED:
             return False
         if self.outputs.waiting and self.outputs.retry():
@@ -252,11 +205,11 @@ class Task:
     def step(self) -> None:
         """Processes a limited part of the records that are ready. It must be called only when the task is runnable."""
         started = self.stopwatch()
-        passage, outputs = self.passage, self.outputs
-        if self._work is None:
-            state = self._life.state
+        passage, outputs, work = self.passage, self.outputs, self._work
+        if work is None:
+            state = self.life.state
             if state is _READY:
-                self._life.move("start")
+                self.life.move("start")
             elif state is _ENDING or state is _DRAINING:
                 self._end()
                 return
@@ -267,11 +220,17 @@ class Task:
             if self.pending is not None:
                 passage.collected = 0
                 self.pending.alone = passage.record_by_record is not None
-            self._work_records = 0
-            self._work = self.processing.begin()
-            if self._work is None:
+            self.input.taken = 0
+            begun = self.processing.begin()
+            if begun is None:
                 return
-        for out in self._work:
+            if isinstance(begun, Barrier):
+                self._save(begun.epoch, begun.own, finished=False)
+                outputs.barrier(begun.epoch)
+                self.busy_ns += self.stopwatch() - started
+                return
+            self._work = work = begun
+        for out in work:
             if out:
                 outputs.emit(out)
             if outputs.flush() or self.stopwatch() - started > 2 * STEP_NS:
@@ -289,7 +248,7 @@ class Task:
         self._unflushed = True
         elapsed = self.stopwatch() - started
         self.busy_ns += elapsed
-        if self._work_records or self._held_before or passage.collected:
+        if self.input.taken or self._held_before or passage.collected:
             self._measure(self._work_ns + elapsed)
         self._work_ns = 0
 
@@ -303,148 +262,38 @@ class Task:
     def ready_in(self) -> float | None:
         """Returns in how many seconds there may be work without a message or a wake-up, or None when there will be
         none."""
-        return None if self.outputs.waiting or self._life.state in AT_REST else self.processing.ready_in()
-
-    # --- the input, as its processing asks for it ---------------------------------------------------------------
-
-    def has_input(self) -> bool:
-        """Returns whether there is input for `take_input`."""
-        inbox, pending = self.inbox.ready, self.pending
-        if pending is None:
-            return bool(inbox)
-        if pending.room > 0:
-            return pending.returned > 0 or bool(inbox)
-        # A watermark needs no room, but it follows the records that an epoch has saved.
-        return not pending.returned and bool(inbox) and isinstance(inbox[0][1], Watermark)
-
-    def has_more(self) -> bool:
-        """Returns whether records come next."""
-        if self.pending is not None and self.pending.ready():
-            return True
-        inbox = self.inbox.ready
-        return bool(inbox) and not isinstance(inbox[0][1], Watermark) and self.has_input()
-
-    def has_barrier(self) -> bool:
-        """Returns whether a barrier comes next."""
-        return self.inbox.aligned
-
-    def take_barrier(self) -> int:
-        """Takes the next barrier of the input. Returns its epoch."""
-        epoch = self.inbox.epoch
-        self.inbox.release()
-        return epoch
-
-    def at_end(self) -> bool:
-        """Returns whether no input is left."""
-        return self.inbox.at_end and (self.pending is None or not self.pending.under_way)
-
-    def input_ended(self) -> None:
-        """Notes that the last outputs are made."""
-        self._life.move("input ended")
-
-    def take_input(self) -> Iterator[Batch] | None:
-        """Takes the next part of the input. Returns the outputs for it, or None when there is nothing."""
-        pending, passage = self.pending, self.passage
-        if pending is not None and pending.ready():
-            return passage.collect(pending)
-        if pending is not None and pending.returned:  # records that an epoch has saved
-            if not pending.room:
-                return None
-            batch = pending.take_returned(self.step_limit())
-            if passage.record_by_record is not None:
-                passage.record_by_record.origin = SOURCE  # no channel has this number
-            self._more = pending.returned > 0
-            passage.stamped(self.clock())
-        elif self.event_time and self._take_marks():
-            return passage.advance_to(self.marks.current)
-        elif self.inbox.ready and (pending is None or pending.room):
-            batch, stamp = self._take(self.step_limit())
-            if (sample := self.sample) is not None:  # read once, because another thread may take it
-                sample.add(batch, self.clock())
-            passage.stamped(stamp)
-        else:
-            return None
-        self._work_records = len(batch)
-        return passage.through(batch)
-
-    def step_limit(self) -> int:
-        """Returns how many records a step takes. When the first stage gathers, it is enough for full calls."""
-        limit = self.size.limit
-        if self.gathering and self.gathering[0] is self.stages[0]:
-            wanted, call = self.gathering[0].wants()
-            return wanted if limit < wanted else limit - (limit - wanted) % call
-        return limit if self.pending is None else min(limit, self.pending.room)
-
-    def _take(self, limit: int) -> tuple[Batch, int]:
-        """Takes up to this many records from the inbox. Returns them, and the stamp of the oldest."""
-        inbox = self.inbox.ready
-        channel, first, oldest, cost = inbox.popleft()
-        stamp = oldest
-        most = limit
-        if (noting := self.passage.record_by_record) is not None:
-            noting.origin, most = channel, 0  # only records of one channel at a time
-        assert not isinstance(first, Watermark)
-        if several := self._several_inputs:
-            self.stages[0].port = self.inputs[channel].port
-        count = len(first)
-        batches = [first]
-        self.inputs[channel].take(cost)
-        while inbox and count < most and not isinstance(following := inbox[0][1], Watermark):
-            if count + len(following) > most and not self.gathering:
-                break  # splitting a batch costs more than a step that is not full
-            if several and self.inputs[inbox[0][0]].port != self.stages[0].port:
-                break
-            channel, _, stamp, cost = inbox.popleft()
-            self.inputs[channel].take(cost)
-            batches.append(following)
-            count += len(following)
-            oldest = min(oldest, stamp)
-        batch = concat(batches)
-        if count > limit:
-            # The rest goes back without cost. Its credit is granted, which is at most one message more than the credit
-            # window.
-            batch, rest = split(batch, limit)
-            inbox.appendleft((channel, rest, stamp, 0))
-            count = limit
-        self.queued -= count
-        self._more = bool(inbox)
-        return batch, oldest
-
-    def _take_marks(self) -> bool:
-        """Takes the watermarks that come next in the inbox. Returns True when the task's own watermark has changed."""
-        inbox = self.inbox.ready
-        changed = False
-        while inbox and isinstance(mark := inbox[0][1], Watermark):
-            changed |= self.marks.take(inbox[0][0], mark.value, self.inputs)
-            if self.marks.again:
-                break
-            inbox.popleft()
-        return changed
+        return None if self.outputs.waiting or self.life.state in AT_REST else self.processing.ready_in()
 
     def _end(self) -> None:
         """Tells the receivers that all outputs were made. The task is finished when this was sent."""
-        if self._life.state is _ENDING:
-            self._life.move("say the end")
+        if self.life.state is _ENDING:
+            self.life.move("say the end")
             self.outputs.end()
             if self.on_snapshot is not None:
                 self._save(self.epoch + 1, finished=True)
         if not self.outputs.flush():
-            self._life.move("sent")
+            self.life.move("sent")
 
     # --- epochs ------------------------------------------------------------------------------------------------
 
     def restore(self, epoch: int, saved: dict[str, SavedState], *, finished: bool, whole_next: bool) -> None:
         """Starts from the state that was saved at a complete epoch. It is called once, after `open`. `finished`: the
         task had ended by then."""
-        self._life.move("restore its end" if finished else "restore")
+        self.life.move("restore its end" if finished else "restore")
+        self.input.had_ended = finished
         self.epoch = epoch
         self.whole_next = whole_next
         own = {stage.context.operator.name for stage in self.stages}
         self.outputs.restore({name: state.counters[2] for name, state in saved.items() if name not in own})
         self.passage.restore(epoch, saved)
         if self.passage.marking:
-            self._work_records = 0
+            self.input.taken = 0
             self._work = self.passage.advance()  # the receivers learn the watermark even if no record comes
+
+    def trigger(self, epoch: int) -> None:
+        """Makes a source begin the barrier of an epoch. One that has ended has sent its end already."""
+        if self.life.move("trigger"):
+            self.input.trigger(epoch)
 
     def complete(self, epoch: int) -> None:
         """Notes that an epoch is complete: commits it, and drops what was kept for going back before it."""
@@ -454,7 +303,7 @@ class Task:
     def park(self, epoch: int) -> None:
         """Makes the task stop after the barrier of this epoch, because it migrates. It has no effect when the barrier
         has passed."""
-        if self._life.move("ask to park"):
+        if self.life.move("ask to park"):
             self.park_at = epoch
 
     def save_whole(self) -> None:
@@ -463,12 +312,12 @@ class Task:
 
     def run_record_by_record(self, record_by_record: RecordByRecord) -> None:
         """Puts the task into record-by-record mode. It must be called before the first step."""
-        if self._life.move("take records one by one"):
+        if self.life.move("take records one by one"):
             self.passage.record_by_record = record_by_record
 
     def unpark(self) -> None:
         """Lets the task continue, because it does not migrate."""
-        self._life.move("unpark")
+        self.life.move("unpark")
         self.park_at = None  # also when the barrier has not come yet
 
     # --- the operation stream ----------------------------------------------------------------------------------
@@ -478,10 +327,10 @@ class Task:
         range has no state of its own, and the outputs of what the task has begun leave before the answer to the first
         micro-batch. And a burst delays the next barrier most of all."""
         if (
-            self.passage.record_by_record is not None or self.at_end()
+            self.passage.record_by_record is not None or self.input.at_end()
         ):  # in record-by-record mode each record must be noted
             return
-        if not self._life.move("divert"):
+        if not self.life.move("divert"):
             return
         if self.diversion is None:
             self.processing = Diverted(self, divert, bridge, wake)
@@ -493,12 +342,12 @@ class Task:
 
     def undivert(self) -> None:
         """Lets the task process its input as records again, as soon as all micro-batches are answered."""
-        self._life.move("undivert")
+        self.life.move("undivert")
 
     def all_answered(self) -> None:
         """Continues with records, because all micro-batches are answered and no more are sent."""
         self.processing = self._direct
-        self._life.move("answered")
+        self.life.move("answered")
 
     @property
     def diversion(self) -> Diverted | None:
@@ -510,50 +359,8 @@ class Task:
         """The diversion that the input follows. None: the input is processed as records, or will be when all
         micro-batches are answered. Other threads may ask."""
         # Read in this order: a task is RETURNING until it has no diversion any more.
-        returning, diversion = self._life.state is TaskState.RETURNING, self.diversion
+        returning, diversion = self.life.state is TaskState.RETURNING, self.diversion
         return None if returning or diversion is None else diversion.divert
-
-    def backlog(self) -> int | None:
-        """Returns how many records wait outside of the inbox, or None when its source cannot tell."""
-        return 0
-
-    def has_full_buffer(self) -> bool:
-        """Returns whether more records wait outside of the inbox than `backlog` can count."""
-        return False
-
-    def own_state(self) -> StageState | None:
-        """Returns the state that the first stage has to save of the input that was taken so far: the offsets of a
-        source."""
-        return None
-
-    def has_input_to_divert(self) -> bool:
-        """Whether there may be input for a micro-batch."""
-        return bool(self.inbox.ready)
-
-    def take_to_divert(self, most: int, *, columns: bool) -> tuple[Any, int, int]:
-        """Returns the input of a micro-batch of limited size, the number of its records and its stamp, or a watermark
-        that comes next. `columns`: raw input comes as columns of its source where this is possible."""
-        inbox = self.inbox.ready
-        if isinstance(inbox[0][1], Watermark):
-            self._take_marks()
-            current = self.marks.current
-            return (Watermark(current), 0, 0) if current is not None else ([], 0, 0)
-        batch, stamp = self._take(most)
-        assert isinstance(batch, list), "a range never begins after a key grouping"
-        return batch, len(batch), stamp
-
-    def take_up_diverted(self, records: int, stamp: int) -> None:
-        """Notes that the answer for this many records comes next."""
-        self.passage.stamped(stamp)
-        self._work_records = records
-
-    # --- snapshots -----------------------------------------------------------------------------------------------
-
-    def pass_barrier(self, epoch: int, own: StageState | None = None) -> None:
-        """Saves the present state, and passes the barrier on. `own`: what the first stage saves of the input (None: of
-        all that was taken)."""
-        self._save(epoch, own, finished=False)
-        self.outputs.barrier(epoch)
 
     def _save(self, epoch: int, own: StageState | None = None, *, finished: bool) -> None:
         assert self.on_snapshot is not None
@@ -562,16 +369,16 @@ class Task:
             self.passage.record_by_record.passed(epoch)
         whole = self.whole_next or finished or any(stage.wants_whole() for stage in self.stages)
         self.whole_next = False
-        states = self.passage.states(epoch, own or self.own_state(), whole=whole, finished=finished)
+        states = self.passage.states(epoch, own or self.input.own_state(), whole=whole, finished=finished)
         for name, skipped in self.outputs.skipped().items():
             states[name] = (None, (0, 0, skipped, 0))
         moved = self.passage.moved
         quiet, self._records_at_snapshot = moved == self._records_at_snapshot, moved
         self._rested = quiet and not finished
         # A diverted task keeps its state, and its diversion stops.
-        parked = self.park_at == epoch and (self._life.state is _RUNNING or self.diversion is not None)
+        parked = self.park_at == epoch and (self.life.state is _RUNNING or self.diversion is not None)
         if parked and self.diversion is None:
-            self._life.move("park", f"epoch {epoch}")
+            self.life.move("park", f"epoch {epoch}")
         self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, parked, states))
 
     def _measure(self, elapsed: int) -> None:
@@ -579,7 +386,7 @@ class Task:
             self._rested = False
             if self.on_motion is not None:
                 self.on_motion(self.task, self.generation)
-        records = self._work_records
+        records = self.input.taken
         # What a pending stage has taken is not through before it is collected.
         gone = records if self.pending is None else self.passage.collected
         if self.gathering:
@@ -598,4 +405,4 @@ class Task:
                 if age - elapsed < ages.taken:  # noqa: PLR1730
                     ages.taken = age - elapsed
         if records and (gone > 0 or self.pending is not None):
-            self.processing.measure(records, elapsed, more=self._more)
+            self.processing.measure(records, elapsed, more=self.input.more)

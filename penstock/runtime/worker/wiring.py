@@ -40,9 +40,12 @@ from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sources.base import Reader, SourceContext, Split
 from penstock.runtime.sources.threaded import ThreadReader
 from penstock.runtime.transport.base import Buffer, Transport
+from penstock.runtime.worker.channel_input import ChannelInput
+from penstock.runtime.worker.passage import Passage
+from penstock.runtime.worker.reader_input import ReaderInput
 from penstock.runtime.worker.shared_batches import SharedBatches
-from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Snapshot, Steps, Task, TaskOptions
+from penstock.runtime.worker.task_input import TaskInput
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,7 @@ class Wiring:
             for out in task.outputs.channels:
                 self.out.pop(out.number, None)
                 self.catching_up.pop(out.number, None)
-            for number in task.inputs:
+            for number in task.input.channels:
                 self.delivery.remove(number)
         return gone
 
@@ -238,11 +241,21 @@ class Wiring:
             self._transport.wake,
             self.shared_batches,
         )
-        source = chain.source
-        if source is None:
-            built = Task(task, name, stages, self._clock, options)
-            return built
-        transport = self._transport
+        passage = Passage(stages, self._clock, self._wall)
+        input_: TaskInput
+        if chain.source is None:
+            input_ = ChannelInput(
+                passage, self._clock, event_time=options.event_time, waits_for_more=self._steps.waits_for_more
+            )
+        else:
+            input_ = self._reader_input(passage, chain, chain.splits[task.index] if splits is None else splits)
+        built = Task(task, name, input_, options)
+        return built
+
+    def _reader_input(self, passage: Passage, chain: Chain, splits: list[Split]) -> ReaderInput:
+        source, transport = chain.source, self._transport
+        assert source is not None
+        context = passage.stages[0].context
 
         def open_reader(splits: list[Split], wake_task: Callable[[], None]) -> Reader:
             threaded: ThreadReader | None = None
@@ -256,20 +269,17 @@ class Wiring:
                     threaded.wake_reader()
                 wake_loop()
 
-            errors = stages[0].errors
-            context = SourceContext(source.name, task.index, chain.parallelism, errors, wake, self._clock)
-            reader = source.source.reader(splits, context)
+            where = SourceContext(source.name, context.index, chain.parallelism, context.errors, wake, self._clock)
+            reader = source.source.reader(splits, where)
             if reader.blocking:
                 reader = threaded = ThreadReader(reader, wake_loop, f"{source.name} reader")
             return reader
 
-        if splits is None:
-            splits = chain.splits[task.index]
-        read = SourceTask(task, name, stages, self._clock, options, splits, open_reader, self.output_caches)
+        waits = self._steps.waits_for_more
+        read = ReaderInput(passage, self._clock, splits, open_reader, self.output_caches, waits_for_more=waits)
         if self._aligned:
             read.await_alignment()
-        built = read
-        return built
+        return read
 
     def _make_stage(
         self,
@@ -310,6 +320,14 @@ class Wiring:
                 log, out = self.out[channel]
                 log.move(out, workers[target], local=self._is_here(workers[target]))
                 self.catching_up.pop(channel, None)
+
+    def _receiver(self, number: int) -> ChannelInput | None:
+        """Returns the input of a task that receives from channels, or None when the task is not built here."""
+        task = self.tasks.get(number)
+        if task is None:
+            return None
+        assert isinstance(task.input, ChannelInput)
+        return task.input
 
     def _is_here(self, worker: int) -> bool:
         """Whether records pass to a task of a worker as they are."""
@@ -393,7 +411,7 @@ class Wiring:
             channel = logs[-1].channel(
                 number, receiver.number, worker, local=self._is_here(worker), credit_window=self._credit_window
             )
-            channel.receiver = self.tasks.get(receiver.number) if channel.local else None
+            channel.receiver = self._receiver(receiver.number) if channel.local else None
             if generation:
                 logs[-1].disconnect(channel)
             self.out[number] = logs[-1], channel
@@ -412,22 +430,23 @@ class Wiring:
         return output
 
     def _connect_receiver(self, exchange: Exchange, sender: TaskId, receiver: TaskId, generation: int) -> None:
-        task = self.tasks[receiver.number]
+        into = self._receiver(receiver.number)
+        assert into is not None
         number = exchange.channel(sender.index, receiver.index)
         worker = self.workers[sender.number]
         self.delivery.remove(number)
         if self._is_here(worker):
             _, channel = self.out[number]
-            channel.deliver_to(task)
+            channel.deliver_to(into)
             input_: InChannel = LocalInChannel(channel, generation)
         else:
             due = self.delivery.grants_due
             input_ = remote = RemoteInChannel(
                 number, worker, sender.number, self._transport, due, self._credit_window, generation
             )
-            self.delivery.add(task, remote)
+            self.delivery.add(into, remote)
         input_.port = exchange.port
-        task.add_input(input_)
+        into.add(input_)
 
 
 def _name_failures(stages: list[Stage]) -> None:

@@ -1,4 +1,5 @@
-"""The task of a source: reads the splits of its reader, step by step, and begins the barriers of epochs.
+"""The input of a source's task: reads the splits of its reader, step by step, and begins the barriers of epochs
+(docs/papers.md: A1).
 
 The offsets that an epoch saves must never include a record that follows the barrier of the epoch.
 """
@@ -14,45 +15,44 @@ from penstock.runtime.errors import PenstockError, SourceError, shorten
 from penstock.runtime.event_time.pace import Pace
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, TIME_MAX
 from penstock.runtime.exchange.output_cache import OutputCaches
-from penstock.runtime.operators.base import Stage
 from penstock.runtime.operators.ends import Read
 from penstock.runtime.operators.micro_batch import BYTES_MAX
 from penstock.runtime.operators.watermarks import Marking
 from penstock.runtime.patience import Patience
-from penstock.runtime.program.plan import TaskId
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.sources.base import ColumnReader, Reader, Split, bytes_of, together
 from penstock.runtime.sources.threaded import ThreadReader
 from penstock.runtime.state.keyed import StageState
 from penstock.runtime.worker.blackbox import SOURCE
-from penstock.runtime.worker.task import Task, TaskOptions
-from penstock.runtime.worker.task_state import AT_REST
+from penstock.runtime.worker.passage import Passage
+from penstock.runtime.worker.task_input import TaskInput
 
 logger = logging.getLogger(__name__)
 
 _LONG_READ_S = 0.5
 
 
-class SourceTask(Task):
-    """A task whose input is a reader."""
+class ReaderInput(TaskInput):
+    """The input of a task that reads from a source; see the module's docstring. Methods that a comment does not explain
+    are those of TaskInput."""
 
     is_read = True
 
     def __init__(
         self,
-        task: TaskId,
-        name: str,
-        stages: list[Stage],
+        passage: Passage,
         clock: Callable[[], int],
-        options: TaskOptions,
         splits: list[Split],
         open_reader: Callable[[list[Split], Callable[[], None]], Reader],
         output_caches: OutputCaches | None,
+        *,
+        waits_for_more: bool = True,
     ) -> None:
         """`splits` gives the inputs, and the offsets at which reading begins. `open_reader` makes a reader for them;
-        its second argument wakes this task. `output_caches` are the caches of the worker's channels; the source waits
+        its second argument wakes this input. `output_caches` are the caches of the worker's channels; the source waits
         while they are full."""
-        super().__init__(task, name, stages, clock, options)
+        super().__init__(passage, clock, waits_for_more=waits_for_more)
+        stages = passage.stages
         self.stopping = False
         self.splits = {split.name: split for split in splits}
         self.output_caches = output_caches
@@ -63,7 +63,7 @@ class SourceTask(Task):
         self._failed_read = False  # the last read has failed, and is to be repeated at this clock time in seconds
         self._has_failed = False  # since it has last had records
         self._retry_at = 0.0
-        self._reading = f"read() of {stages[0].context.operator.name}[{task.index}]"
+        self._reading = f"read() of {stages[0].context.operator.name}[{stages[0].context.index}]"
         self._due: float = 0.0  # clock time in seconds at which the reader wants to be read again
         self._read_some = False  # whether the last read gave records
         # What holds the task back when it is ahead of other sources, if something does (host/decide/alignment.py).
@@ -83,7 +83,7 @@ class SourceTask(Task):
         self._takes_turns = False  # the reader takes turns among splits, so a micro-batch is what one read gives
         self._diverted = 0  # the number of records in micro-batches that are not answered
         marking = 0 if self._marking_stage is None else stages.index(self._marking_stage)
-        self._gathering_first = [stage for stage in self.gathering if stages.index(stage) < marking]
+        self._gathering_first = [stage for stage in passage.gathering if stages.index(stage) < marking]
         self._woken = True
         try:
             self.reader = open_reader(splits, self.wake)
@@ -99,9 +99,7 @@ class SourceTask(Task):
         self.stopping = True
 
     def trigger(self, epoch: int) -> None:
-        """Begins the barrier of an epoch at the next step. A source that has ended has sent its end already."""
-        if self._life.move("trigger"):
-            self._triggers.append(epoch)
+        self._triggers.append(epoch)
 
     def await_alignment(self) -> None:
         """Reads nothing after the first record, until it hears how far the other sources are."""
@@ -124,7 +122,7 @@ class SourceTask(Task):
     def aligned_mark(self) -> int | None:
         """The watermark that others wait for. END_OF_TIME: it reads no more. None: it has none yet."""
         assert self._marking_stage is not None
-        return END_OF_TIME if self.at_end() or self.finished else self._marking_stage.mark
+        return END_OF_TIME if self.had_ended or self.at_end() else self._marking_stage.mark
 
     @property
     def _is_ahead(self) -> bool:
@@ -166,24 +164,16 @@ class SourceTask(Task):
         self._woken = True
 
     def ready_in(self) -> float | None:
-        timer = super().ready_in()
         at = self._retry_at if self._failed_read else self._due
-        if self.blocked or at == float("inf") or self.diversion is not None or self.state in AT_REST:
-            return timer
-        if self._is_ahead:
-            return timer
-        due = max(0.0, at - self.clock() / 1e9)
-        return due if timer is None else min(due, timer)
+        return None if at == float("inf") or self._is_ahead else max(0.0, at - self.clock() / 1e9)
 
-    def close(self, failed: bool) -> None:
+    def close(self) -> None:
         try:
             self.reader.close()
         except PenstockError:
             raise
         except BaseException as error:
-            raise self.stages[0].errors.failure("(closing)", error) from error
-        finally:
-            super().close(failed)
+            raise self.passage.stages[0].errors.failure("(closing)", error) from error
 
     def take_barrier(self) -> int:
         self._has_passed = True
@@ -192,7 +182,7 @@ class SourceTask(Task):
     def backlog(self) -> int | None:
         return 0 if self.at_end() else self.reader.backlog()
 
-    def has_full_buffer(self) -> bool:
+    def is_full(self) -> bool:
         return not self.at_end() and self.reader.is_full()
 
     def has_input_to_divert(self) -> bool:
@@ -203,7 +193,7 @@ class SourceTask(Task):
     def take_to_divert(self, most: int, *, columns: bool) -> tuple[Any, int, int]:
         self._has_passed = False
         most = self._within_drift(most)
-        reader, stage = self.reader, self.stages[0]
+        reader, stage = self.reader, self.passage.stages[0]
         columns = columns and isinstance(reader, ColumnReader)
         parts: list[Any] = []
         splits: list[tuple[int, str | None]] = []
@@ -288,9 +278,9 @@ class SourceTask(Task):
                 "Let it return what is there, or set blocking = True in the reader's class, so that it runs in a "
                 "thread of its own. This is said once.",
                 type(self.reader).__name__,
-                self.stages[0].context.operator.name,
+                self.passage.stages[0].context.operator.name,
                 took,
-                self.task.index,
+                self.passage.stages[0].context.index,
             )
         return records
 
@@ -339,14 +329,14 @@ class SourceTask(Task):
         offsets = self.reader.offsets()
         return StageState(own=[split.at(offsets.get(name, split.offset)) for name, split in self.splits.items()])
 
-    def take_input(self) -> Iterator[Batch] | None:
+    def take(self) -> Iterator[Batch] | None:
         self._has_passed = False
         if self._is_ahead:
             return None
         self._woken = False
         if self.passage.record_by_record is not None:
             self.passage.record_by_record.origin = SOURCE
-        stage = self.stages[0]
+        stage = self.passage.stages[0]
         try:
             most = self.size.limit
             limit = self._within_drift(most)
@@ -362,7 +352,7 @@ class SourceTask(Task):
             self.stopping = True  # the error policy lets the job continue without the rest of this reader's input
             return None
         self._due = 0.0
-        self._more = len(records) >= most  # a step that the drift has bounded does not say that more would fit into it
+        self.more = len(records) >= most  # a step that the drift has bounded does not say that more would fit into it
         if len(records) < limit:
             wait = self.reader.ready_in()
             self._due = float("inf") if wait is None else self.clock() / 1e9 + wait
@@ -373,7 +363,7 @@ class SourceTask(Task):
             sample.add(records, self.clock())
         if self._marking_stage is not None:
             self._pace.read(len(records))
-        self._work_records = len(records)
+        self.taken = len(records)
         if self._splits_stages and len(self.splits) > 1:
             return self._by_split(records)
         self.passage.stamped(self.reader.stamp_ns or self.clock())
@@ -409,8 +399,8 @@ class SourceTask(Task):
                 "records of a split that is behind the others may be late. Let it read from one split at a time, set "
                 "`split`, and answer `has_ended` (see help(penstock.sources.Reader)). Or give the source a task for "
                 "each split: flow.read(..., parallelism=%d). This is said once.",
-                self.stages[0].context.operator.name,
-                self.task.index,
+                self.passage.stages[0].context.operator.name,
+                self.passage.stages[0].context.index,
                 len(self.splits),
                 len(self.splits),
             )
