@@ -257,13 +257,13 @@ def note_commands(master: Any) -> None:
         notes.append((type(command).__name__, getattr(command, "epoch", None), monotonic_ns()))
 
     def noted(name: str) -> None:
-        method = getattr(runner, name)
+        method = getattr(runner._processes, name)
 
         def wrapped(*arguments: Any) -> Any:
             notes.append((name, None, monotonic_ns()))
             return method(*arguments)
 
-        setattr(runner, name, wrapped)
+        setattr(runner._processes, name, wrapped)
 
     runner._host._decided = decided
     for name in ("_start", "_ready"):

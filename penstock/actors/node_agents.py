@@ -16,13 +16,12 @@ import ray
 
 from penstock.actors.ray_actor import on_node
 from penstock.actors.raylet import end_with_raylet
-from penstock.host.carry.job_runner import first_line
 from penstock.host.process.control import End
 from penstock.host.process.network import Network
 from penstock.host.process.node_agent import NodeAgent, NodeLine, leave_process
 from penstock.host.process.watched_process import WatchedProcess
 from penstock.runtime.backoff import Backoff
-from penstock.runtime.errors import PenstockError
+from penstock.runtime.errors import PenstockError, first_line
 from penstock.runtime.status import MachineStatus
 from penstock.runtime.transport.certificates import BadCertificate
 

@@ -8,9 +8,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from penstock.host.carry.job_runner import first_line
 from penstock.host.carry.processes import ProcessDied
 from penstock.host.process.watched_process import WatchedProcess
+from penstock.runtime.errors import first_line
 
 
 def on_node(actor: type, node_id: str) -> Any:

@@ -14,7 +14,6 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from penstock.actors import cluster
 from penstock.host.carry.job_link import HostGone
-from penstock.host.carry.job_runner import first_line
 from penstock.host.carry.requests import (
     Cancel,
     LastStatus,
@@ -32,7 +31,7 @@ from penstock.host.decide.commands import JobEnd
 from penstock.host.process.hangs import SilenceDetector
 from penstock.host.process.linger import Driver
 from penstock.placement.groups import release
-from penstock.runtime.errors import ClusterGone, JobError
+from penstock.runtime.errors import ClusterGone, JobError, first_line
 
 logger = logging.getLogger(__name__)
 

@@ -23,13 +23,13 @@ from penstock.actors.nodes import Nodes
 from penstock.actors.ray_actor import RayActor, on_node
 from penstock.actors.relays import RayRelays
 from penstock.actors.worker import Worker
-from penstock.host.carry.job_runner import first_line
 from penstock.host.carry.processes import CannotStart
 from penstock.host.process.machine import machine_id
 from penstock.host.process.node_agent import NodeLine
 from penstock.host.process.watched_process import ProcessHere, WatchedProcess
 from penstock.host.process.worker_process import WorkerOptions
 from penstock.placement.groups import NotPlaced
+from penstock.runtime.errors import first_line
 from penstock.runtime.operators.resources import GPU
 from penstock.runtime.status import MachineStatus
 from penstock.runtime.transport.certificates import BadCertificate

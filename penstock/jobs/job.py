@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from penstock.host.carry.job_link import HostGone, JobLink
-from penstock.host.carry.job_runner import first_line
 from penstock.host.carry.requests import (
     Cancel,
     LastStatus,
@@ -43,6 +42,7 @@ from penstock.runtime.errors import (
     NotEnoughResources,
     PenstockError,
     StoreError,
+    first_line,
     shorten,
 )
 from penstock.runtime.operators.windowing import late_words

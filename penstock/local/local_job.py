@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from penstock.host.carry.job_runner import JobRunner, RunnerOptions, first_line
+from penstock.host.carry.carrier_options import CarrierOptions
+from penstock.host.carry.job_runner import JobRunner
 from penstock.host.carry.notes import Notes
 from penstock.host.carry.requests import Request
 from penstock.host.decide.commands import JobEnd
@@ -21,7 +22,7 @@ from penstock.host.process.reporting import Report
 from penstock.local.placing import LocalPlacing
 from penstock.local.processes import LocalProcesses
 from penstock.local.worker import NODE
-from penstock.runtime.errors import JobError
+from penstock.runtime.errors import JobError, first_line
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.status import PlacementStatus
@@ -30,14 +31,14 @@ T = TypeVar("T")
 
 
 class LocalJob:
-    """The carrier of a JobRunner (see Carrier in job_runner.py), and the JobLink to it."""
+    """The carrier of a JobRunner (see carrier.py), and the JobLink to it."""
 
     again = False  # a host that has died has taken the program with it
     is_local = True
     where = "processes of this program"
     silent_s = 0.0
 
-    def __init__(self, plan: Plan, options: RunnerOptions, program: Program, *, in_turn: bool = False) -> None:
+    def __init__(self, plan: Plan, options: CarrierOptions, program: Program, *, in_turn: bool = False) -> None:
         """`in_turn`: see LocalPlacing."""
         self.notes = Notes(plan.name, NODE, _Memory())
         self.host: object = self

@@ -336,3 +336,10 @@ def describe(error: BaseException) -> str:
         if is_interrupt(another):
             raise
         return f"{type(error).__name__} (its text cannot be shown: its __str__ raises {type(another).__name__})"
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text, or of its cause's text, without tracebacks."""
+    cause = getattr(error, "cause", None) or error
+    text = str(cause).strip()
+    return text.splitlines()[0] if text else type(cause).__name__

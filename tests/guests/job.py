@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import penstock as ps
-from penstock.host.carry.job_runner import RunnerOptions
+from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.process.network import Network
 from penstock.host.process.worker_process import WorkerOptions
 from penstock.jobs.job import Job
@@ -94,7 +94,7 @@ class Running:
 
     def __init__(self, flow: ps.Flow, sinks: list[ps.sinks.Collect], *, tcp: bool = False) -> None:
         GATE.unlink(missing_ok=True)
-        options = RunnerOptions(
+        options = CarrierOptions(
             workers=3,
             start_timeout_s=carrier.PATIENCE_S,
             worker=WorkerOptions(None, CREDIT_WINDOW_BYTES, trees=TreeOptions(limit=1)),

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.host.carry import job_runner
+from penstock.host.carry import job_runner, store_runner
+from penstock.host.carry.pending_requests import PendingRequest
 from penstock.jobs import progress
 from penstock.local.local_job import LocalJob
 from penstock.runtime.epochs.files import LocalFiles
@@ -272,14 +273,14 @@ def waits_for_an_epoch(job: ps.Job) -> bool:
 
 def given_up(job: ps.Job, place: Path, when: Callable[[], object]) -> str:
     """What the error of a savepoint says whose time is over as soon as this holds."""
-    wait = job_runner._Request.wait
+    wait = PendingRequest.wait
 
     def waited(*arguments: Any) -> bool:
         wait_until(when, "what the savepoint is to wait for")
         return wait(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_runner._Request, "wait", waited)
+        patch.setattr(PendingRequest, "wait", waited)
         with pytest.raises(TimeoutError) as error:
             job.savepoint(place, timeout_s=0.01)
     said = str(error.value)
@@ -355,7 +356,7 @@ def with_an_epoch(name: str, epochs: Path) -> LocalJob:
 def test_a_savepoint_that_waits_for_the_store_is_given_up(
     fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holding: Holding
 ) -> None:
-    monkeypatch.setattr(job_runner, "_STORE_SILENT_S", 0.2)
+    monkeypatch.setattr(store_runner, "_SILENT_S", 0.2)
     place = tmp_path / "saved"
     job = with_an_epoch(fresh_name(), tmp_path / "epochs")
     holding.hold(tmp_path / "epochs", "manifests/")

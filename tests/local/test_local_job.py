@@ -21,7 +21,7 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.session import SparkOptions
-from penstock.host.carry import job_runner, store_keeper
+from penstock.host.carry import store_keeper, store_runner, worker_runner
 from penstock.host.carry.requests import Migrate, Rescale
 from penstock.host.process.network import Network, TransportName
 from penstock.host.process.worker_process import WorkerOptions
@@ -124,8 +124,8 @@ def test_a_job_can_be_cancelled_while_its_store_hangs(
         write(files, *rest)
 
     monkeypatch.setattr(LocalFiles, "write", written)
-    monkeypatch.setattr(job_runner, "_KEEPER_END_S", 1.0)
-    monkeypatch.setattr(job_runner, "_STORE_SILENT_S", 0.5)
+    monkeypatch.setattr(store_runner, "_END_S", 1.0)
+    monkeypatch.setattr(store_runner, "_SILENT_S", 0.5)
     job = ps.run(ticking(fresh_name(), 1 << 40), local=True, epoch_interval_s=0.1, checkpoints=str(tmp_path))
     try:
         wait_until(lambda: job.status()["epochs"]["complete"] > 1, "an epoch is complete")
@@ -149,7 +149,7 @@ def test_a_spare_process_takes_the_place_of_a_killed_worker(
 ) -> None:
     """The next worker is the process that was there before, and another spare process comes. One that was killed or
     stopped is none, and nobody waits for it."""
-    monkeypatch.setattr(job_runner, "_SPARES_AFTER_S", 0.5)
+    monkeypatch.setattr(worker_runner, "_SPARES_AFTER_S", 0.5)
     flow = ticking(fresh_name(), 1 << 40)
     job = ps.run(flow, local=True, workers=2, epoch_interval_s=0.2, start_timeout_s=10 * LIMIT_S)
     for ending in (None, signal.SIGKILL, signal.SIGSTOP):
@@ -167,7 +167,7 @@ def test_a_spare_process_takes_the_place_of_a_killed_worker(
 
 
 def test_without_spares_there_are_none(fresh_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_runner, "_SPARES_AFTER_S", 0.5)
+    monkeypatch.setattr(worker_runner, "_SPARES_AFTER_S", 0.5)
     job = ps.run(ticking(fresh_name(), 1 << 40), local=True, workers=2, epoch_interval_s=0.2, spares=False)
     kill_after(job, 0, 20)
     assert job.status()["spares"] == 0

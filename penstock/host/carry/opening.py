@@ -22,8 +22,7 @@ from penstock.runtime.program.plan import Plan
 from penstock.runtime.storage.directory_lock import DirectoryLock, DirectoryLocked
 
 if TYPE_CHECKING:
-    from penstock.host.carry.notes import Notes
-    from penstock.host.carry.store_keeper import StoreKeeper
+    from penstock.host.carry.store_runner import StoreRunner
     from penstock.runtime.epochs.store import Store
     from penstock.runtime.sinks.base import Sink
 
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 _LOCK_S = 30.0
 # The time between two tries to take a lock that another process holds, and to use a store that does not answer.
 _LOCK_RETRY_S = 0.1
-STORE_RETRY_S = 1.0
+_STORE_RETRY_S = 1.0
 
 
 def sinks_of(plan: Plan) -> list[Sink]:
@@ -44,40 +43,33 @@ def sinks_of(plan: Plan) -> list[Sink]:
 class Opening:
     """Opens one job. `again`: the carrier has started the job again, because its first host has died. `resume`: a user
     wants the job to continue from the last complete epoch. `savepoint`: the store of the savepoint from which to
-    continue. `program`: what the job is started with when only the store is left. `cancelled` tells whether the job was
-    cancelled meanwhile."""
+    continue. `cancelled` tells whether the job was cancelled meanwhile."""
 
     def __init__(
         self,
         plan: Plan,
-        keeper: StoreKeeper | None,
-        notes: Notes,
+        store: StoreRunner | None,
         *,
         again: bool,
         resume: bool,
         savepoint: Store | None,
-        program: bytes | None,
         cancelled: Callable[[], bool],
     ) -> None:
         self._plan = plan
-        self._keeper = keeper
-        self._notes = notes
+        self._store = store
         self._again = again
         self._resume = resume
         self._savepoint = savepoint
-        self._program = program
         self._cancelled = cancelled
         self._never = threading.Event()
         self.locks: list[DirectoryLock] = []  # to be closed when the job has ended
-        self.locks_store = False
-        self.begins_anew = False  # whether all that is in the store is of this job
         self.waits_for: str | None = None  # what it waits for just now, in words
 
     def lock_places(self) -> bool:
         """Locks the job's store and the folders of its sinks against other jobs. The last process that had the locks,
         for example an earlier host of this job that was killed, has some time to end. Returns False when the job was
         cancelled meanwhile. Raises DirectoryLocked, and StoreError."""
-        store = None if self._keeper is None else self._keeper.store
+        store = self._store
         until = time.monotonic() + _LOCK_S
         sinks = sinks_of(self._plan)
         found: list[DirectoryLock | None] = []
@@ -96,7 +88,7 @@ class Opening:
                     if not self._again or not error.may_pass:
                         raise
                     logger.warning("job %s waits for its checkpoint store: %s", self._plan.name, error)
-                    pause_s = STORE_RETRY_S
+                    pause_s = _STORE_RETRY_S
                 else:
                     found.append(lock)
                     if lock is not None:
@@ -106,7 +98,6 @@ class Opening:
                     return False
                 self._never.wait(pause_s)
             self.waits_for = None
-            self.locks_store = store is not None
         if not (self._resume or self._again or self._savepoint is not None):
             # The driver has checked this, but another job may have filled the folder before it released the lock.
             for sink, lock in zip(sinks, found[len(found) - len(sinks) :], strict=True):
@@ -120,20 +111,20 @@ class Opening:
         Raises StoreError."""
         while not self._cancelled():
             try:
-                state = self._keeper.store.ended() if self._keeper is not None and self._again else None
+                state = self._store.store.ended() if self._store is not None and self._again else None
                 return self._find() if state is None else JobEnd(cast("EndState", state))
             except StoreError as error:
                 if not self._again or not error.may_pass:
                     raise
                 logger.warning("job %s waits for its checkpoint store: %s", self._plan.name, error)
-                self._never.wait(STORE_RETRY_S)
+                self._never.wait(_STORE_RETRY_S)
         return None
 
     def _find(self) -> Found:
-        keeper, name = self._keeper, self._plan.name
-        if keeper is None:
+        runner, name = self._store, self._plan.name
+        if runner is None:
             return Found()
-        store = keeper.store
+        keeper, store = runner.keeper, runner.store
         if self._resume or self._again:
             found = store.latest(keeper.continue_from)
             if found is not None:
@@ -148,7 +139,7 @@ class Opening:
                     f"there is no epoch of job {name!r} in {store.place} any more: the job has been resumed elsewhere "
                     "and has ended meanwhile, or somebody has deleted its epochs. Run the flow anew"
                 )
-            if self._notes.noted("epochs"):  # otherwise it would write again what its sinks have committed
+            if runner.notes.noted("epochs"):  # otherwise it would write again what its sinks have committed
                 raise StoreError(
                     f"the JobMaster of job {name!r} has died, and the epochs that were complete in {store.place} are "
                     "gone: somebody has deleted or moved them. From the beginning the job would write again what its "
@@ -157,12 +148,9 @@ class Opening:
                     "overwrite what they have written"
                 )
         else:
-            store.check_format()
-            store.destroy()  # what a failed job of this name has left
-            self.begins_anew = True
-            store.check()
-        if self._program is not None:
-            keeper.program = keeper.put_program(self._program)
+            runner.begin_anew()
+        if keeper.program_bytes is not None:
+            keeper.program = keeper.put_program(keeper.program_bytes)
         if self._savepoint is not None:
             found = self._savepoint.latest(self._savepoint.verify)
             assert found is not None, "the driver has looked"

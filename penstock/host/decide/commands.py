@@ -6,6 +6,7 @@ commands, and reports the results by the events of the JobHost. A carrier must n
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,12 @@ class JobEnd:
     error: str | None = None
     operator: str | None = None
     kind: Literal["failed", "resources", "cluster", "store"] = "failed"
+
+    @classmethod
+    def by_own_fault(cls, error: Exception) -> JobEnd:
+        """Returns the end of a job that an unexpected error in its host has ended."""
+        story = "".join(traceback.format_exception(error))
+        return cls("FAILED", f"the job's host failed, by a fault of Penstock's own: {error}\n{story}")
 
     def words(self, name: str) -> str:
         """Returns why a job of this name can do nothing any more."""

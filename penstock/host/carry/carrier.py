@@ -1,0 +1,67 @@
+"""Carrier: the process in which a JobRunner runs, as the runner needs it. It is the JobMaster on Ray, or the program of
+a local job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.host.process.linger import Driver
+from penstock.runtime.status import PlacementStatus
+
+if TYPE_CHECKING:
+    from penstock.host.carry.job_runner import JobRunner
+    from penstock.host.carry.notes import Notes
+    from penstock.host.carry.processes import Processes, RelayStarter
+    from penstock.host.carry.spark_runner import StartBridge
+    from penstock.host.decide.placing import Placing
+
+
+class Carrier(Protocol):
+    """See the module's docstring."""
+
+    #: Whether this process continues a job whose JobMaster has died.
+    again: bool
+    notes: Notes
+
+    def reserve(self, cancelled: Callable[[], bool], known: str = "") -> tuple[int, Processes, Placing]:
+        """Reserves room for the workers. `known`: what `Placing.known` has said of the job before. Returns the number
+        of workers, what starts their processes, and what assigns tasks to them. Raises NotEnoughResources when there is
+        no room, and any error when the job was cancelled."""
+        ...
+
+    def relays(self) -> RelayStarter | None:
+        """Called after `reserve`. Returns what starts relays, or None when all workers share memory."""
+        ...
+
+    def waits_for(self) -> str:
+        """Returns the thing for which a starting job waits, for the status."""
+        ...
+
+    def placement_status(self) -> PlacementStatus:
+        """Returns the part of the status about placement."""
+        ...
+
+    def bridges(self) -> StartBridge | None:
+        """Returns the starter of the process that holds Spark, or None for a job that does not use Spark."""
+        ...
+
+    def running(self, runner: JobRunner) -> None:
+        """Called once, when the processes of all workers have started."""
+        ...
+
+    def migrating(self) -> None:
+        """Called when a driver asks for tasks to be migrated. From then on no other task is moved without a request."""
+        ...
+
+    def traffic(self) -> list[dict[str, Any]]:
+        """Returns the load and the traffic of tasks, as measured last. Raises JobError when they are not measured."""
+        ...
+
+    def driver_lives(self, driver: Driver) -> bool:
+        """Returns whether a driver's process still exists."""
+        ...
+
+    def leave(self) -> None:
+        """Called at the very end, when no driver needs the runner any more."""
+        ...
