@@ -84,7 +84,7 @@ from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.transport.base import Buffer, SilentLink
 from penstock.runtime.worker.blackbox import Crash, Note
 from penstock.runtime.worker.run_loop import RunLoop
-from penstock.runtime.worker.wiring import Wiring
+from penstock.runtime.worker.wiring import Wiring, WiringOptions
 from tests.bridge.chance_scheduler import ChanceScheduler
 from tests.bridge.simulated_spark import SimulatedSpark, Spark
 from tests.epochs.checks import Checks, reference
@@ -1363,14 +1363,16 @@ class EpochCluster:
             command.placed,
             worker,
             transport,
-            clock=clock,
-            report=lambda reported: None,
-            credit_window=self.faults.window,
-            output_caches=output_caches,
-            on_snapshot=saved,
-            on_motion=participant.on_motion,
-            wall=self._wall,
-            root=root,
+            WiringOptions(
+                clock=clock,
+                report=lambda reported: None,
+                credit_window=self.faults.window,
+                output_caches=output_caches,
+                on_snapshot=saved,
+                on_motion=participant.on_motion,
+                wall=self._wall,
+                root=root,
+            ),
         )
         participant.loop = RunLoop(wiring, transport, clock)
         slow = max(node.slow, self.faults.slow[worker] if worker < len(self.faults.slow) else 0.0)

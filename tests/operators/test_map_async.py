@@ -43,7 +43,7 @@ from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode, Watcher, digest_of
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.task import Snapshot, Task
-from penstock.runtime.worker.wiring import SinkRecords, Wiring
+from penstock.runtime.worker.wiring import SinkRecords, Wiring, WiringOptions
 from tests.program.random_flows import Chance
 from tests.runtime.sim import Trickle
 
@@ -94,10 +94,12 @@ class Life:
             {task.number: 0 for task in plan.tasks},
             0,
             transport,
-            clock=time.monotonic_ns,
-            report=self.reported.append,
-            output_caches=OutputCaches() if epochs else None,
-            on_snapshot=self._saved if epochs else None,
+            WiringOptions(
+                clock=time.monotonic_ns,
+                report=self.reported.append,
+                output_caches=OutputCaches() if epochs else None,
+                on_snapshot=self._saved if epochs else None,
+            ),
         )
         splits = {number: given for number, (_, _, _, given) in saved.items() if given is not None}
         self.wiring.build_tasks(splits=splits, epoch=1 if saved else 0)

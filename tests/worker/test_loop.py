@@ -32,7 +32,7 @@ from penstock.runtime.sources.memory import Memory
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
 from penstock.runtime.worker.run_loop import RunLoop
-from penstock.runtime.worker.wiring import Wiring, build
+from penstock.runtime.worker.wiring import Wiring, WiringOptions, build
 
 WATCHDOG_S = 60  # a test that takes so long hangs
 
@@ -184,9 +184,8 @@ def test_a_source_that_is_being_made_hears_of_a_stop() -> None:
     plan = flow.plan(1)
     numbers = {task.number for task in plan.tasks}
     transport = MemoryNetwork(1).transport(0)
-    wiring = Wiring(
-        plan, dict.fromkeys(numbers, 0), 0, transport, clock=time.monotonic_ns, report=lambda reported: None
-    )
+    options = WiringOptions(time.monotonic_ns, lambda reported: None)
+    wiring = Wiring(plan, dict.fromkeys(numbers, 0), 0, transport, options)
     loop = RunLoop(wiring, transport, time.monotonic_ns)
     loop.build_tasks(numbers, 1, 0, {number: ({}, False, True, None) for number in numbers})
     loop.stop()

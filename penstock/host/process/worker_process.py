@@ -71,7 +71,7 @@ from penstock.runtime.worker.blackbox import BlackBox
 from penstock.runtime.worker.load import TrafficReport
 from penstock.runtime.worker.processor_time import CLOCKS, ProcessorTime, present_threads
 from penstock.runtime.worker.run_loop import RunLoop
-from penstock.runtime.worker.wiring import Wiring
+from penstock.runtime.worker.wiring import Wiring, WiringOptions
 
 # The longest time for which a barrier is delayed, whatever the clocks of two machines say.
 _TRIGGER_WAIT_MAX_NS = 50_000_000
@@ -171,21 +171,18 @@ class WorkerProcess:
             self._reporter = Reporter(reports, self._index, incarnation)
             writer = SnapshotWriter(self._reporter.send)
             self._participant = Participant(store, plan.key_groups, writer.say, writer.do)
-            wiring = Wiring(
-                plan,
-                placed,
-                self._index,
-                self._transport,
-                clock=time.monotonic_ns,
-                report=self._reporter.report,
+            options = WiringOptions(
+                time.monotonic_ns,
+                self._reporter.report,
                 credit_window=self._options.window_bytes,
                 output_caches=OutputCaches(self._options.cache_bytes) if store is not None else None,
                 on_snapshot=self._participant.on_snapshot if store is not None else None,
                 on_motion=self._participant.on_motion if store is not None else None,
-                check_shared=self._options.check_shared,
                 root=None if self._options.network is None else self._root(incarnation),
+                check_shared=self._options.check_shared,
                 aligned=True,
             )
+            wiring = Wiring(plan, placed, self._index, self._transport, options)
             self._loop = self._participant.loop = RunLoop(
                 wiring,
                 self._transport,

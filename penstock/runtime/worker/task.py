@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from time import perf_counter_ns, time
+from time import perf_counter_ns
 
 from penstock.runtime.lifecycle import StateMachine
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
@@ -81,27 +81,26 @@ class Steps:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """How a task fits into its job. `generation` is that of the recovery that built it, and `epoch` the last complete
-    epoch at that time. `event_time`: the tasks of the job pass on watermarks. `on_snapshot` takes what the task saves
-    (None: the job has no epochs). `on_motion` is called with the generation at the first record after a quiet snapshot.
-    `wall` is the clock for timers, in seconds since 1970. `wake`, which any thread may call, makes the run loop look
-    whether the task is runnable. `shared_batches` finds functions that change records of other tasks."""
+    """How the tasks of a worker fit into their job. `event_time`: the tasks pass on watermarks. `on_snapshot` takes
+    what a task saves (None: the job has no epochs). `on_motion` is called with the generation at the first record after
+    a quiet snapshot. `wake`, which any thread may call, makes the run loop look whether a task is runnable.
+    `shared_batches` finds functions that change records of other tasks."""
 
-    generation: int = 0
-    epoch: int = 0
     event_time: bool = False
     on_snapshot: Callable[[Snapshot], None] | None = None
     on_motion: Callable[[TaskId, int], None] | None = None
-    wall: Callable[[], float] = time
     steps: Steps = Steps()
     wake: Callable[[], None] = lambda: None
     shared_batches: SharedBatches | None = None
 
 
 class Task:
-    """A task; see the module's docstring. `input_` knows the passage of the task's stages."""
+    """A task; see the module's docstring. `input_` knows the passage of the task's stages. `generation` is that of the
+    recovery that built it, and `epoch` the last complete epoch at that time."""
 
-    def __init__(self, task: TaskId, name: str, input_: TaskInput, options: TaskOptions) -> None:
+    def __init__(
+        self, task: TaskId, name: str, input_: TaskInput, options: TaskOptions, generation: int = 0, epoch: int = 0
+    ) -> None:
         self.task = task
         self.name = name
         self.input = input_
@@ -119,8 +118,8 @@ class Task:
         self.ages = LeastAges()
         self.on_snapshot = options.on_snapshot
         self.on_motion = options.on_motion
-        self.generation = options.generation
-        self.epoch = options.epoch  # the epoch of the last barrier that it has passed on
+        self.generation = generation
+        self.epoch = epoch  # the epoch of the last barrier that it has passed on
         self.whole_next = True  # whether the next snapshot must be whole
         self.event_time = options.event_time
         self.diversions = DiversionTotals()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from time import time
 from typing import Any
@@ -62,33 +62,33 @@ class SinkRecords:
 Report = Callable[[SinkRecords], None]
 
 
-class Wiring:
-    """One worker's part of a job: the tasks that `workers` (task number -> worker) assigns to `worker`.
+@dataclass(frozen=True)
+class WiringOptions:
+    """How a worker's tasks are wired. `report` carries the records of sinks towards the driver. `wall` is the clock for
+    timers, in seconds since 1970. `output_caches`, `on_snapshot` and `on_motion` are None in a job without epochs; the
+    latter two are those of TaskOptions. `root` is None when all workers are on one node. With `apart`, records pass
+    between two tasks of this worker as if the tasks ran in different workers. With `check_shared`, functions that
+    change records of other tasks are found. With `aligned`, somebody tells sources how far the others are."""
 
-    `output_caches` and `on_snapshot` are None in a job without epochs. With `apart`, records pass between two tasks of
-    this worker as if the tasks ran in different workers. With `check_shared`, it finds functions that change records of
-    other tasks. `root` is None when all workers are on one node.
-    """
+    clock: Callable[[], int]
+    report: Report
+    wall: Callable[[], float] = time
+    credit_window: int = CREDIT_WINDOW_BYTES
+    output_caches: OutputCaches | None = None
+    on_snapshot: Callable[[Snapshot], None] | None = None
+    on_motion: Callable[[TaskId, int], None] | None = None
+    root: MulticastRoot | None = None
+    steps: Steps = field(default_factory=Steps)
+    apart: bool = False
+    check_shared: bool = False
+    aligned: bool = False
+
+
+class Wiring:
+    """One worker's part of a job: the tasks that `workers` (task number -> worker) assigns to `worker`."""
 
     def __init__(
-        self,
-        plan: Plan,
-        workers: dict[int, int],
-        worker: int,
-        transport: Transport,
-        *,
-        clock: Callable[[], int],
-        report: Report,
-        credit_window: int = CREDIT_WINDOW_BYTES,
-        output_caches: OutputCaches | None = None,
-        on_snapshot: Callable[[Snapshot], None] | None = None,
-        on_motion: Callable[[TaskId, int], None] | None = None,
-        wall: Callable[[], float] = time,
-        apart: bool = False,
-        check_shared: bool = False,
-        root: MulticastRoot | None = None,
-        steps: Steps | None = None,
-        aligned: bool = False,
+        self, plan: Plan, workers: dict[int, int], worker: int, transport: Transport, options: WiringOptions
     ) -> None:
         self.plan = plan
         self.workers = workers
@@ -97,19 +97,23 @@ class Wiring:
         self.out: dict[int, tuple[OutLog, OutChannel]] = {}  # by channel number
         # Channels that were catching up at the last look, or that repeat entries which a relay may not have delivered.
         self.catching_up: dict[int, tuple[OutLog, OutChannel]] = {}
-        self.output_caches = output_caches
-        self.root = root
+        self.output_caches = options.output_caches
+        self.root = root = options.root
         if root is not None:
             root.repeating = self.catching_up
         self._streams: dict[OutLog, RootStream] = {}
         self._transport = transport
-        self._clock = clock
-        self._report = report
-        self._credit_window = credit_window
-        self._on_snapshot = on_snapshot
-        self._on_motion = on_motion
-        self._wall = wall
-        self.shared_batches = SharedBatches() if check_shared else None
+        self._options = options
+        self._clock = options.clock
+        self.shared_batches = SharedBatches() if options.check_shared else None
+        self._task_options = TaskOptions(
+            plan.time_grain is not None,
+            options.on_snapshot,
+            options.on_motion,
+            options.steps,
+            transport.wake,
+            self.shared_batches,
+        )
         self.delivery = Delivery(
             transport,
             self.out,
@@ -118,9 +122,6 @@ class Wiring:
             shared=self.shared_batches,
             from_relay=None if root is None else self._from_relay,
         )
-        self._apart = apart
-        self._steps = steps or Steps()
-        self._aligned = aligned  # whether somebody tells sources how far the others are
         self._targets: dict[int, int] = {}  # by channel number: the number of the receiving task
         self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and number of the sending task
 
@@ -222,7 +223,7 @@ class Wiring:
         name = plan.task_name(task)
 
         def report(channel: str, records: list[Any]) -> None:
-            self._report(SinkRecords(channel, records, task.number, generation, built.epoch + 1))
+            self._options.report(SinkRecords(channel, records, task.number, generation, built.epoch + 1))
 
         stages = [self._make_stage(operator, chain, task, generation > 1, report) for operator in chain.operators]
         _name_failures(stages)
@@ -230,26 +231,15 @@ class Wiring:
             if exchange.source == chain.index and exchange.output is not None:
                 stage = next(stage for stage in stages if stage.context.operator.name == exchange.operator)
                 stage.context.side.setdefault(exchange.output, [])
-        options = TaskOptions(
-            generation,
-            epoch,
-            plan.time_grain is not None,
-            self._on_snapshot,
-            self._on_motion,
-            self._wall,
-            self._steps,
-            self._transport.wake,
-            self.shared_batches,
-        )
-        passage = Passage(stages, self._clock, self._wall)
+        passage = Passage(stages, self._clock, self._options.wall)
         input_: TaskInput
         if chain.source is None:
-            input_ = ChannelInput(
-                passage, self._clock, event_time=options.event_time, waits_for_more=self._steps.waits_for_more
-            )
+            waits = self._options.steps.waits_for_more
+            event_time = self._task_options.event_time
+            input_ = ChannelInput(passage, self._clock, event_time=event_time, waits_for_more=waits)
         else:
             input_ = self._reader_input(passage, chain, chain.splits[task.index] if splits is None else splits)
-        built = Task(task, name, input_, options)
+        built = Task(task, name, input_, self._task_options, generation, epoch)
         return built
 
     def _reader_input(self, passage: Passage, chain: Chain, splits: list[Split]) -> ReaderInput:
@@ -275,9 +265,9 @@ class Wiring:
                 reader = threaded = ThreadReader(reader, wake_loop, f"{source.name} reader")
             return reader
 
-        waits = self._steps.waits_for_more
+        waits = self._options.steps.waits_for_more
         read = ReaderInput(passage, self._clock, splits, open_reader, self.output_caches, waits_for_more=waits)
-        if self._aligned:
+        if self._options.aligned:
             read.await_alignment()
         return read
 
@@ -292,7 +282,7 @@ class Wiring:
         sink_context = SinkContext(
             operator.name, task.index, chain.parallelism, report, epochs=self.epochs, restoring=restoring
         )
-        context = StageContext(operator, task.index, chain.parallelism, sink_context, self.epochs, self._wall)
+        context = StageContext(operator, task.index, chain.parallelism, sink_context, self.epochs, self._options.wall)
         context.time_grain = self.plan.time_grain or 1
         context.event_time = self.plan.time_grain is not None
         stage: Stage = operator.stage(context)
@@ -331,14 +321,14 @@ class Wiring:
 
     def _is_here(self, worker: int) -> bool:
         """Whether records pass to a task of a worker as they are."""
-        return worker == self.worker and not self._apart
+        return worker == self.worker and not self._options.apart
 
     def _log(self, errors: ErrorHandler) -> OutLog:
         cache = self.output_caches.cache() if self.output_caches is not None else None
         log = OutLog(self._transport, errors, cache)
         if self.shared_batches is not None:
             log.on_shared = self.shared_batches.add
-            if self._apart:
+            if self._options.apart:
                 log.on_entry = self.shared_batches.sends
         return log
 
@@ -409,7 +399,7 @@ class Wiring:
                     logs[-1].stream = self._streams[logs[-1]] = self.root.stream(logs[-1])
             # While the plan changes, the receiver may not be built yet. It sets itself as the target when it is.
             channel = logs[-1].channel(
-                number, receiver.number, worker, local=self._is_here(worker), credit_window=self._credit_window
+                number, receiver.number, worker, local=self._is_here(worker), credit_window=self._options.credit_window
             )
             channel.receiver = self._receiver(receiver.number) if channel.local else None
             if generation:
@@ -442,7 +432,7 @@ class Wiring:
         else:
             due = self.delivery.grants_due
             input_ = remote = RemoteInChannel(
-                number, worker, sender.number, self._transport, due, self._credit_window, generation
+                number, worker, sender.number, self._transport, due, self._options.credit_window, generation
             )
             self.delivery.add(into, remote)
         input_.port = exchange.port
@@ -467,7 +457,7 @@ def _side(task: Task, exchange: Exchange, tag: str) -> list[Any] | None:
 
 
 def build(plan: Plan, workers: dict[int, int], worker: int, transport: Transport, **options: Any) -> Wiring:
-    """Returns a worker's wiring with all its tasks built. The options are those of Wiring."""
-    wiring = Wiring(plan, workers, worker, transport, **options)
+    """Returns a worker's wiring with all its tasks built. `options`: see WiringOptions."""
+    wiring = Wiring(plan, workers, worker, transport, WiringOptions(**options))
     wiring.build_tasks()
     return wiring
