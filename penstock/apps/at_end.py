@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from penstock.runtime.sinks import Sink, SinkContext, SinkWriter
+from penstock.runtime.sinks import Sink, SinkCommitter, SinkContext, SinkWriter
 
 _PIECE = 4096
 
@@ -34,6 +34,9 @@ class AtEnd(Sink):
         self.channel = sink.channel
         self.prints = sink.prints
         self.guarantee = sink.guarantee
+        self.takes_back = sink.takes_back
+        self.commit_interval_s = sink.commit_interval_s
+        self.patience_s = sink.patience_s
 
     @abstractmethod
     def kept(self) -> Kept:
@@ -44,6 +47,9 @@ class AtEnd(Sink):
 
     def check(self) -> None:
         self.sink.check()
+
+    def committer(self, context: SinkContext) -> SinkCommitter | None:
+        return self.sink.committer(context)
 
     def writer(self, context: SinkContext) -> SinkWriter:
         return _AtEndWriter(self.sink.writer(context), self.kept())
@@ -64,14 +70,17 @@ class _AtEndWriter(SinkWriter):
         self._writer.finish()
 
     def prepare(self, epoch: int) -> Any:
-        return self._writer.prepare(epoch), self._kept.container.copy()
+        return self._writer.prepare(epoch)
 
-    def commit(self, epoch: int) -> None:
-        self._writer.commit(epoch)
+    def state(self) -> Any:
+        return self._writer.state(), self._kept.container.copy()
 
-    def restore(self, epoch: int, prepared: list[Any]) -> None:
-        self._writer.restore(epoch, [inner for inner, _ in prepared if inner is not None])
-        for _, before in prepared:
+    def committed(self, epoch: int) -> None:
+        self._writer.committed(epoch)
+
+    def restore(self, epoch: int, states: list[Any]) -> None:
+        self._writer.restore(epoch, [inner for inner, _ in states if inner is not None])
+        for _, before in states:
             self._kept.take(before)
 
     def close(self, failed: bool) -> None:

@@ -27,7 +27,7 @@ from penstock.runtime.errors import FlowError, PenstockError
 from penstock.runtime.event_time.windows import Tumbling
 from penstock.runtime.expressions import col
 from penstock.runtime.program.flow import Flow
-from penstock.runtime.sinks import Collect, Sink, SinkContext, SinkWriter
+from penstock.runtime.sinks import Collect, Sink, SinkCommitter, SinkContext, SinkWriter
 from penstock.runtime.sources import Source, parse_rate
 from penstock.runtime.status import JobStatus
 
@@ -101,12 +101,18 @@ class Store(Sink):
         self.channel = sink.channel
         self.prints = sink.prints
         self.guarantee = "idempotent" if sink.guarantee == "at least once" else sink.guarantee
+        self.takes_back = sink.takes_back
+        self.commit_interval_s = sink.commit_interval_s
+        self.patience_s = sink.patience_s
 
     def bind(self, fetch: Callable[[], list[Any]]) -> None:
         self.sink.bind(fetch)
 
     def check(self) -> None:
         self.sink.check()
+
+    def committer(self, context: SinkContext) -> SinkCommitter | None:
+        return self.sink.committer(context)
 
     def writer(self, context: SinkContext) -> SinkWriter:
         first_s = self.every_s * (context.index + 1) / context.parallelism
@@ -153,14 +159,17 @@ class _StoreWriter(SinkWriter):
             self._changed = {}
 
     def prepare(self, epoch: int) -> Any:
-        return self._writer.prepare(epoch), list(self._changed.items())
+        return self._writer.prepare(epoch)
 
-    def commit(self, epoch: int) -> None:
-        self._writer.commit(epoch)
+    def state(self) -> Any:
+        return self._writer.state(), list(self._changed.items())
 
-    def restore(self, epoch: int, prepared: list[Any]) -> None:
-        self._writer.restore(epoch, [inner for inner, _ in prepared if inner is not None])
-        for _, changed in prepared:
+    def committed(self, epoch: int) -> None:
+        self._writer.committed(epoch)
+
+    def restore(self, epoch: int, states: list[Any]) -> None:
+        self._writer.restore(epoch, [inner for inner, _ in states if inner is not None])
+        for _, changed in states:
             self._changed.update(changed)
 
     def close(self, failed: bool) -> None:

@@ -7,7 +7,7 @@ one that was asked for at that very instant.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -57,3 +57,14 @@ class Calls:
         with suppress(IndexError):  # two threads may do this at the same time
             while True:
                 self.waiting.popleft()[1].set_exception(self._refusal())
+
+
+def when_done(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None:
+    """Calls a function once when all of these futures are done, however they have ended: at once, or in the thread that
+    ends the last one. For one future, functions are called in the order in which they were given."""
+    left = [future for future in futures if not future.done()]
+    if not left:
+        then()
+        return
+    # Each future leads to the next one that is not done, so that no count has to be kept across threads.
+    left[0].add_done_callback(lambda _: when_done(left[1:], then))

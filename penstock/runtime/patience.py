@@ -14,6 +14,7 @@ import logging
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -67,8 +68,8 @@ class _Outage:
 
 
 class Patience:
-    """The patience of one worker; see the module's docstring. `what` names a step and its operator, for people. Only
-    the worker's loop calls this, except for `told` and `give_up`."""
+    """The patience of one worker; see the module's docstring. `what` names a step and its operator, for people. Each
+    step belongs to one thread."""
 
     def __init__(self, limit_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic) -> None:
         """`limit_s`: 0 is none."""
@@ -76,6 +77,17 @@ class Patience:
         self._clock = clock
         self._given_up = threading.Event()
         self._outages: dict[str, _Outage] = {}
+        self._parts: weakref.WeakSet[Patience] = weakref.WeakSet()
+
+    def part(self, limit_s: float | None = None) -> Patience:
+        """Returns the patience of a part of the worker, which may be given up alone, and may have a limit of its own.
+        Without patience in the worker the part has none either."""
+        part = Patience(self._limit_s if limit_s is None or not self._limit_s else limit_s, self._clock)
+        part._outages = self._outages
+        self._parts.add(part)
+        if self._given_up.is_set():
+            part.give_up()
+        return part
 
     def call(self, what: str, step: Callable[[], T], kinds: Kinds = (), failed: BaseException | None = None) -> T:
         """Takes a step, and takes it again while its errors may pass. It waits in between. `failed`: the first try has
@@ -135,3 +147,5 @@ class Patience:
     def give_up(self) -> None:
         """Ends all waits, because the worker ends."""
         self._given_up.set()
+        for part in list(self._parts):
+            part.give_up()

@@ -491,9 +491,10 @@ def test_rows_that_wait_are_saved_with_an_epoch() -> None:
     clock = SecondsClock()
     store, rows = writer(1.0, clock)
     store.write([("a", 0, 10_000, 1)])
-    prepared = store.prepare(1)
+    assert store.prepare(1) is None
+    prepared = store.state()
     store.write([("a", 0, 10_000, 2)])
-    store.commit(1)
+    store.committed(1)
     again, rows = writer(1.0, clock)
     again.restore(1, [prepared])
     again.finish()

@@ -74,13 +74,13 @@ from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, 
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.exchange.inbox import Inbox as TaskInbox
 from penstock.runtime.exchange.output_cache import OutputCaches
-from penstock.runtime.operators.ends import Write
+from penstock.runtime.operators.ends import Write, Writing
 from penstock.runtime.operators.micro_batch import Bridge, MicroBatchResult
 from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.plan import Plan, fused_by_key
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
-from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.sinks.base import Committable, Sink, SinkCommitter, SinkContext, SinkWriter
 from penstock.runtime.transport.base import Buffer, SilentLink
 from penstock.runtime.worker.blackbox import Crash, Note
 from penstock.runtime.worker.run_loop import RunLoop
@@ -118,7 +118,7 @@ class Outside:
         self.stale: set[Key] = set()  # of writers that were closed; somebody else may still have to commit them
         self.done: dict[Key, tuple[int, list[Any]]] = {}  # the epoch that it was prepared for, and its records
         self.numbers = 0
-        self.complete: Callable[[int], bool] = lambda epoch: False  # whether the epoch's manifest is written
+        self.newest: Callable[[], int] = lambda: 0  # the last epoch whose manifest is written
         self.may_retract = False  # an epoch was damaged
 
     def begin(self, sink: str, task: int) -> Key:
@@ -127,8 +127,8 @@ class Outside:
         self.open[key] = []
         return key
 
-    def commit(self, key: Key, prepared: int, epoch: int) -> None:
-        assert self.complete(epoch), f"a commit of epoch {epoch}, which has no manifest"
+    def commit(self, key: Key, prepared: int) -> None:
+        assert self.newest() >= prepared, f"a commit of epoch {prepared}, and none from it on has a manifest"
         if key not in self.done:
             assert key in self.open, f"a transaction that was prepared for epoch {prepared} is gone: {key}"
             self.done[key] = (prepared, self.open.pop(key))
@@ -176,6 +176,18 @@ class Transactions(Sink):
     def writer(self, context: SinkContext) -> SinkWriter:
         return _Transaction(self, context)
 
+    def committer(self, context: SinkContext) -> SinkCommitter:
+        return _Committer(self.outside)
+
+
+class _Committer(SinkCommitter):
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+
+    def commit(self, committables: list[Committable]) -> None:
+        for one in committables:
+            self._outside.commit(one.data, one.epoch)
+
 
 class _Transaction(SinkWriter):
     def __init__(self, sink: Transactions, context: SinkContext) -> None:
@@ -193,29 +205,27 @@ class _Transaction(SinkWriter):
         self._outside.open.get(self._key, []).extend(records)
 
     def prepare(self, epoch: int) -> Any:
-        if self._key is not None:
-            self._prepared.append((epoch, self._key))
-            self._key = None
-        return self._index, list(self._prepared)
+        key, self._key = self._key, None
+        if key is not None:
+            self._prepared.append((epoch, key))
+        return key
 
-    def commit(self, epoch: int) -> None:
-        for prepared, key in self._prepared:
-            if prepared <= epoch:
-                self._outside.commit(key, prepared, epoch)
-        self._prepared = [(prepared, key) for prepared, key in self._prepared if prepared > epoch]
+    def state(self) -> Any:
+        return self._index
+
+    def committed(self, epoch: int) -> None:
+        left = [key for prepared, key in self._prepared if prepared <= epoch and key in self._outside.open]
+        assert not left, f"{left} are said to be committed, and are not"
+        self._prepared = [one for one in self._prepared if one[0] > epoch]
 
     def close(self, failed: bool) -> None:
         # When it moves to another worker the new writer may be there already, and has cleared away what there was.
         keys = {key for _, key in self._prepared} | ({self._key} if self._key is not None else set())
         self._outside.stale |= keys
 
-    def restore(self, epoch: int, prepared: list[Any]) -> None:
-        for index, some in prepared:
-            for number, key in some:
-                assert number <= epoch, f"epoch {epoch} holds what was prepared for {number}"
-                self._outside.commit(key, number, epoch)
-            self._outside.go_back(self._name, index, epoch)  # there may be no such task any more
-        self._outside.go_back(self._name, self._index, epoch)
+    def restore(self, epoch: int, states: list[Any]) -> None:
+        for index in {self._index, *states}:  # there may be no such task any more
+            self._outside.go_back(self._name, index, epoch)
         if self._index == 0:
             self._outside.go_back_beyond(self._name, self._parallelism, epoch)
 
@@ -743,7 +753,7 @@ class EpochCluster:
         self.relays = Relays(self)
         self.store = MemoryStore(faults, self.rng, len(self.first_plan.tasks), self.first_plan.name)
         self.stores = [self.store]  # with those of the job that has stopped
-        self.outside.complete = lambda epoch: any(epoch in store.manifests for store in self.stores)
+        self.outside.newest = lambda: max((max(store.manifests, default=0) for store in self.stores), default=0)
         self.savepoint_files = DictFiles()
         self.savepoint: Manifest | None = None  # from which the job was started
         self.halt_at = None if faults.halt_at is None else self.now + faults.halt_at
@@ -1576,9 +1586,8 @@ class EpochCluster:
         process.inbox.dead = rng.random() < 0.5
         for task in process.loop.wiring.tasks.values():
             for stage in task.stages:
-                writer = getattr(stage, "_writer", None)
-                if isinstance(writer, _Transaction):
-                    writer.close(True)
+                if isinstance(stage, Writing) and stage.phases is not None:
+                    stage.phases.writer.close(True)
         for ends in self.network.lives.values():  # the last of what it had sent may not have left
             queue = ends.inbox.queues.get(process.life)
             if queue and rng.random() < 0.5:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.runtime.sinks.base import Guarantee, SinkContext, SinkWriter
+from penstock.runtime.sinks.base import Committable, Guarantee, SinkCommitter, SinkContext, SinkWriter
 from penstock.runtime.sources.base import Reader, SourceContext, Split
 from tests.e2e.processes import LIMIT_S
 
@@ -75,33 +75,36 @@ class Rows(ps.sinks.Sink):
         self.file, self.outage = file, outage
 
     def writer(self, context: SinkContext) -> SinkWriter:
-        return RowsWriter(self)
+        return RowsWriter()
+
+    def committer(self, context: SinkContext) -> SinkCommitter:
+        return RowsCommitter(self)
+
+
+class RowsCommitter(SinkCommitter):
+    def __init__(self, sink: Rows) -> None:
+        self.sink = sink
+
+    def commit(self, committables: list[Committable]) -> None:
+        for one in committables:
+            with sqlite3.connect(self.sink.file) as connection:
+                connection.execute("create table if not exists rows (epoch, row)")
+                connection.executemany("insert into rows values (?, ?)", [(one.epoch, row) for row in one.data])
+                fails_until(self.sink.outage, sqlite3.OperationalError("database is locked"))
 
 
 class RowsWriter(SinkWriter):
-    def __init__(self, sink: Rows) -> None:
-        self.sink = sink
+    def __init__(self) -> None:
         self.rows: list[int] = []
-        self.prepared: dict[int, list[int]] = {}
 
     def write(self, records: list[Any]) -> None:
         self.rows += records
 
     def prepare(self, epoch: int) -> Any:
-        self.prepared[epoch], self.rows = self.rows, []
-        return dict(self.prepared)
+        rows, self.rows = self.rows, []
+        return rows or None
 
-    def commit(self, epoch: int) -> None:
-        for number in [number for number in self.prepared if number <= epoch]:
-            with sqlite3.connect(self.sink.file) as connection:
-                connection.execute("create table if not exists rows (epoch, row)")
-                connection.executemany(
-                    "insert into rows values (?, ?)", [(number, row) for row in self.prepared[number]]
-                )
-                fails_until(self.sink.outage, sqlite3.OperationalError("database is locked"))
-            del self.prepared[number]
-
-    def restore(self, epoch: int, prepared: list[Any]) -> None:
+    def restore(self, epoch: int, states: list[Any]) -> None:
         raise AssertionError("the job has gone back")
 
 

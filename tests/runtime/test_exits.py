@@ -19,7 +19,7 @@ from penstock.runtime.operators.base import StageContext
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.processing import Processing
 from penstock.runtime.records.batch import KeyedBatch
-from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.sinks.base import Committable, Sink, SinkCommitter, SinkContext, SinkWriter
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 
 
@@ -256,15 +256,20 @@ class LeavingSink(Sink):
 
             def prepare(self, epoch: int) -> Any:
                 self._maybe("prepare")
-
-            def commit(self, epoch: int) -> None:
-                self._maybe("commit")
+                return "something"
 
             def _maybe(self, name: str) -> None:
                 if method == name:
                     sys.exit(1)
 
         return Writer()
+
+    def committer(self, context: SinkContext) -> SinkCommitter:
+        class Committer(SinkCommitter):
+            def commit(self, committables: list[Committable]) -> None:
+                sys.exit(1)
+
+        return Committer()
 
 
 @pytest.mark.parametrize(
@@ -274,7 +279,7 @@ class LeavingSink(Sink):
         ("flush", lambda stage: stage.flush()),
         ("finish", lambda stage: list(stage.finish())),
         ("prepare", lambda stage: stage.snapshot(1, True)),
-        ("commit", lambda stage: stage.commit(1)),
+        ("commit", lambda stage: (stage.snapshot(1, True), stage.commit(1))),
     ],
 )
 def test_sys_exit_in_a_sink(method: str, call: Callable[[Any], Any]) -> None:

@@ -19,22 +19,18 @@ from penstock.runtime.errors import FlowError, PenstockError, RecordError
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks.base import SinkContext
-from penstock.runtime.sinks.parts import PartsWriter
+from tests.sinks.one_task import OneTask
 
 
-def begin(
-    where: Path, index: int = 0, parallelism: int = 1, *, restoring: bool = False, **settings: Any
-) -> PartsWriter:
+def begin(where: Path, index: int = 0, parallelism: int = 1, *, restoring: bool = False, **settings: Any) -> OneTask:
     errors = ErrorHandler("out", policy="fail")
     context = SinkContext("out", index, parallelism, epochs=True, restoring=restoring, errors=errors)
-    writer = sinks.Files(where, **settings).writer(context)
-    assert isinstance(writer, PartsWriter)
-    return writer
+    return OneTask(sinks.Files(where, **settings), context)
 
 
 def again(
     where: Path, epoch: int, prepared: list[Any], index: int = 0, parallelism: int = 1, **settings: Any
-) -> PartsWriter:
+) -> OneTask:
     """A later writer, gone back to an epoch."""
     writer = begin(where, index, parallelism, restoring=True, **settings)
     writer.restore(epoch, pickle.loads(pickle.dumps(prepared)))
@@ -70,7 +66,8 @@ def test_a_short_job_makes_one_part_with_the_plain_name(tmp_path: Path) -> None:
     assert finals(tmp_path) == {}
     state = writer.prepare(4)
     assert finals(tmp_path) == {}
-    assert state == json.loads(json.dumps(state))  # plain data
+    for data in (state.state, [one.data for one in state.committables]):
+        assert data == json.loads(json.dumps(data))  # plain data
     writer.commit(3)
     assert finals(tmp_path) == {}
     writer.commit(4)
@@ -179,9 +176,9 @@ def test_gzip_is_whole_at_every_noted_length(tmp_path: Path) -> None:
     for epoch in range(1, 5):
         writer.write([f"{epoch}" * 1000])
         for n in (2 * epoch, 2 * epoch + 1):  # the second time there is nothing new
-            state = writer.prepare(n)
-            assert state["begun"] is not None
-            lengths.append(state["begun"]["length"])
+            begun = writer.prepare(n).state["begun"]
+            assert begun is not None
+            lengths.append(begun["length"])
     (name,) = hidden(tmp_path)
     data = (tmp_path / name).read_bytes()
     assert lengths[::2] == lengths[1::2]
@@ -355,7 +352,7 @@ def test_an_ended_task_that_is_built_again_has_only_that_to_say(tmp_path: Path) 
     state = old.prepare(1)
     old.commit(1)
     new = again(tmp_path, 4, [state])
-    assert new.prepare(5)["pending"] == {}
+    assert new.prepare(5).committables == []
     new.commit(5)
     new.close(False)
     assert finals(tmp_path) == {"part-00000.txt": "a\n"}
@@ -442,7 +439,7 @@ def test_a_writer_that_should_have_been_restored_says_so(tmp_path: Path) -> None
         with pytest.raises(RuntimeError, match=r"before restore\(\)"):
             use()
     old = begin(tmp_path)
-    with pytest.raises(RuntimeError, match=r"restore\(1\) was given what was prepared for epoch 2"):
+    with pytest.raises(RuntimeError, match=r"restore\(1\) was given the state of epoch 2"):
         writer.restore(1, [old.prepare(2)])
 
 

@@ -27,7 +27,8 @@ from penstock.runtime.errors import PenstockError
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import append, places
 from penstock.runtime.sinks.base import SinkContext
-from penstock.runtime.sinks.parts import PartsState, PartsWriter
+from penstock.runtime.sinks.two_phases import SavedSink
+from tests.sinks.one_task import OneTask
 
 History = defaultdict[int, list[str]]  # by task
 
@@ -78,7 +79,7 @@ class Complete:
 
     epoch: int
     parallelism: int
-    states: dict[int, PartsState]
+    states: dict[int, SavedSink]
     history: History
     finished: set[int]
 
@@ -102,9 +103,9 @@ class Job:
         self.done: list[Complete] = []
         self.begun = 0
         self.parallelism = rng.randint(1, 3)
-        self.stale: list[PartsWriter] = []
-        self.dead: list[PartsWriter] = []
-        self.finished: dict[int, PartsState] = {}  # of tasks that ended before the next epoch
+        self.stale: list[OneTask] = []
+        self.dead: list[OneTask] = []
+        self.finished: dict[int, SavedSink] = {}  # of tasks that ended before the next epoch
         self.writers = {i: self.open(i, restoring=False) for i in range(self.parallelism)}
 
     def mortal_of(self, patch: pytest.MonkeyPatch) -> Mortal:
@@ -114,14 +115,12 @@ class Job:
     def last(self) -> Complete:
         return self.done[-1] if self.done else Complete(0, self.parallelism, {}, defaultdict(list), set())
 
-    def open(self, index: int, restoring: bool) -> PartsWriter:
+    def open(self, index: int, restoring: bool) -> OneTask:
         errors = ErrorHandler("out", policy="fail")
         context = SinkContext("out", index, self.parallelism, epochs=True, restoring=restoring, errors=errors)
-        writer = sinks.Files(self.where, overwrite=self.rng.random() < 0.5, **self.settings).writer(context)
-        assert isinstance(writer, PartsWriter)
-        return writer
+        return OneTask(sinks.Files(self.where, overwrite=self.rng.random() < 0.5, **self.settings), context)
 
-    def mortally(self, index: int, act: Callable[[PartsWriter], Any]) -> Any:
+    def mortally(self, index: int, act: Callable[[OneTask], Any]) -> Any:
         """Have the writer of a task do it, or die on the way."""
         rng = self.rng
         deadly = rng.random() < self.deadly
@@ -147,11 +146,11 @@ class Job:
         if self.rng.random() < 0.5:
             self.mortally(index, lambda writer: writer.flush())
 
-    def prepare(self, index: int, epoch: int) -> PartsState:
-        state: PartsState = pickle.loads(pickle.dumps(self.mortally(index, lambda writer: writer.prepare(epoch))))
+    def prepare(self, index: int, epoch: int) -> SavedSink:
+        state: SavedSink = pickle.loads(pickle.dumps(self.mortally(index, lambda writer: writer.prepare(epoch))))
         return state
 
-    def restore(self, index: int, epoch: int, states: list[PartsState]) -> None:
+    def restore(self, index: int, epoch: int, states: list[SavedSink]) -> None:
         states = pickle.loads(pickle.dumps(states))
         self.mortally(index, lambda writer: writer.restore(epoch, states))
 
@@ -216,7 +215,7 @@ class Job:
         rng = self.rng
         self.begun += 1
         epoch = self.begun
-        states: dict[int, PartsState] = {}
+        states: dict[int, SavedSink] = {}
         histories: History = defaultdict(list, deepcopy(self.last.history))
         order = list(range(self.parallelism))
         while order := [i for i in order if i not in states]:
@@ -233,7 +232,7 @@ class Job:
             return  # its saving failed: it is passed over
         self.complete(epoch, states, histories)
 
-    def complete(self, epoch: int, states: dict[int, PartsState], history: History) -> None:
+    def complete(self, epoch: int, states: dict[int, SavedSink], history: History) -> None:
         self.done.append(Complete(epoch, self.parallelism, states, history, set(self.finished)))
         for i in self.rng.sample(range(self.parallelism), self.parallelism):
             for _ in range(self.rng.choice([0, 1, 1, 1, 1, 2])):  # a late one comes with the next epoch
@@ -282,7 +281,7 @@ class Job:
             self.begun = last.epoch  # another coordinator, which knows no more than what is complete
         self.history = defaultdict(list, deepcopy(last.history))
         self.finished = {}
-        dealt: dict[int, list[PartsState]] = defaultdict(list)
+        dealt: dict[int, list[SavedSink]] = defaultdict(list)
         for i in rng.sample(sorted(last.states), len(last.states)):
             same = self.parallelism == last.parallelism
             dealt[i if same else rng.randrange(self.parallelism)].append(last.states[i])
@@ -300,7 +299,7 @@ class Job:
             for i in last.finished:
                 self.finished[i] = self.prepare(i, last.epoch + 1)
 
-    def leave(self, writer: PartsWriter) -> None:
+    def leave(self, writer: OneTask) -> None:
         act = self.rng.random()
         if writer in self.dead:
             pass

@@ -17,7 +17,8 @@ from penstock.runtime import sinks
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.follower import ready
-from penstock.runtime.sinks.parts import PartNames, PartsWriter
+from penstock.runtime.sinks.parts import PartNames
+from tests.sinks.one_task import OneTask
 from tests.sinks.test_files_sink_model import History, Job
 
 BLOCKS = int(os.environ.get("PENSTOCK_FILES_BLOCKS", "2"))  # of 20 seeds
@@ -30,13 +31,11 @@ class TableJob(Job):
     def __init__(self, seed: int, where: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__(seed, where, patch)
 
-    def open(self, index: int, restoring: bool) -> PartsWriter:
+    def open(self, index: int, restoring: bool) -> OneTask:
         errors = ErrorHandler("out", policy="fail")
         context = SinkContext("out", index, self.parallelism, epochs=True, restoring=restoring, errors=errors)
         sink = sinks.Parquet(self.where, schema=SCHEMA, overwrite=self.rng.random() < 0.5)
-        writer = sink.writer(context)
-        assert isinstance(writer, PartsWriter)
-        return writer
+        return OneTask(sink, context)
 
     def finals(self, last: int = 1 << 62) -> History:
         found: History = defaultdict(list)

@@ -20,9 +20,9 @@ from penstock.runtime.errors import FlowError, PenstockError
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import folder, places
 from penstock.runtime.sinks.base import SinkContext
-from penstock.runtime.sinks.parts import PartsWriter
 from penstock.runtime.storage import filesystems
 from tests.epochs.test_store_s3 import bucket, environment, objects, place, serving
+from tests.sinks.one_task import OneTask
 from tests.sinks.test_files_sink_model import History, Job, Mortal
 
 __all__ = ["bucket", "environment"]  # fixtures
@@ -92,13 +92,11 @@ class ThereJob(Job):
     def mortal_of(self, patch: pytest.MonkeyPatch) -> Mortal:
         return MortalThere(patch)
 
-    def open(self, index: int, restoring: bool) -> PartsWriter:
+    def open(self, index: int, restoring: bool) -> OneTask:
         errors = ErrorHandler("out", policy="fail")
         context = SinkContext("out", index, self.parallelism, epochs=True, restoring=restoring, errors=errors)
         sink = sinks.Files("s3://bucket/out", overwrite=self.rng.random() < 0.5, **self.settings)
-        writer = sink.writer(context)
-        assert isinstance(writer, PartsWriter)
-        return writer
+        return OneTask(sink, context)
 
     def names(self) -> list[str]:
         return [path.removeprefix("bucket/out/") for path in sorted(self.objects.kept)]
@@ -152,14 +150,14 @@ def write_two_epochs(sink: Any) -> None:
     """Two tasks and two epochs: the second task dies between saving the first one and hearing that it is complete."""
     sink.check()
     sink = pickle.loads(pickle.dumps(sink))  # as workers get it
-    writers = [sink.writer(context(index)) for index in (0, 1)]
+    writers = [OneTask(sink, context(index)) for index in (0, 1)]
     for index, writer in enumerate(writers):
         writer.write([{"n": 10 + index}, {"n": 20 + index}])
     states = [writer.prepare(1) for writer in writers]
     writers[0].commit(1)
     writers[0].commit(1)
     writers[1].write([{"n": 666}])
-    again = sink.writer(context(1, restoring=True))
+    again = OneTask(sink, context(1, restoring=True))
     again.restore(1, [states[1]])
     again.restore(1, [states[1]])
     writers.pop().close(True)  # what it has begun is seen when it is closed
@@ -227,7 +225,7 @@ def test_without_epochs_a_task_writes_one_part(there: str, failed: bool) -> None
 def test_a_server_that_goes_away_is_named() -> None:
     with serving() as port:
         sink = sinks.Files(place(port, "&attempts=1"))
-        writer = sink.writer(context())
+        writer = OneTask(sink, context())
         writer.write(["a"])
         state = writer.prepare(1)
     with pytest.raises(PenstockError, match=r"s3://bucket/some/prefix/.*can be reached from the node") as caught:
@@ -236,7 +234,7 @@ def test_a_server_that_goes_away_is_named() -> None:
     with pytest.raises(PenstockError, match="s3://bucket/some/prefix"):
         sink.check()
     with serving(port):
-        again = sink.writer(context(restoring=True))
+        again = OneTask(sink, context(restoring=True))
         again.restore(1, [state])
         assert objects() == {"some/prefix/part-00000-0000000001.txt": b"a\n"}
 

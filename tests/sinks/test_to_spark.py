@@ -24,6 +24,7 @@ from penstock.runtime.sinks import follower
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.to_spark import ToSpark
 from penstock.runtime.status import EpochsStatus, JobStatus
+from tests.sinks.one_task import OneTask
 
 LIMIT_S = 20.0
 
@@ -101,7 +102,7 @@ def writer(folder: Path, index: int = 0, parallelism: int = 1, *, restoring: boo
     """A worker's end, which has got the sink as bytes."""
     context = SinkContext("out", index, parallelism, epochs=True, restoring=restoring, errors=ErrorHandler("out"))
     travelled: ToSpark = pickle.loads(cloudpickle.dumps(sink(folder, **settings)))
-    return travelled.writer(context)
+    return OneTask(travelled, context)
 
 
 class Took:

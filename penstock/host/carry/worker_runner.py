@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -59,6 +60,7 @@ class WorkerRunner:
         # What belongs to the present process of each worker. Only the supervising thread changes the two.
         self._handles: dict[int, WorkerHandle] = {}
         self._links: dict[int, Link] = {}
+        self._run_name = uuid.uuid4().hex  # for sinks: no other start of the job has it
         self._packed: tuple[Plan, dict[int, int], bytes] | None = None  # the last program that was packed for workers
 
     def carry_out(self, command: WorkerCommand) -> None:
@@ -127,10 +129,11 @@ class WorkerRunner:
         self._links[worker].send(command, answered, refused)
 
     def _pack(self, plan: Plan, placed: dict[int, int]) -> bytes:
-        """Returns the bytes that a worker's process loads: the plan, the worker of each task, and the store."""
+        """Returns the bytes that a worker's process loads: the plan, the worker of each task, the store, and the
+        run's name."""
         last = self._packed
         if last is None or last[0] is not plan or last[1] != placed:
-            data = packed_with_plan(self._program, plan, (plan, placed, self._options.store))
+            data = packed_with_plan(self._program, plan, (plan, placed, self._options.store, self._run_name))
             last = self._packed = (plan, dict(placed), data)
         return last[2]
 

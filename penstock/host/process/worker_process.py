@@ -63,6 +63,7 @@ from penstock.runtime.program.plan import Plan
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.relaying.tree_options import TreeOptions
+from penstock.runtime.sinks.beside import BesideThread
 from penstock.runtime.transport.base import PeerGone, PeerTransport
 from penstock.runtime.transport.hop_meter import Row
 from penstock.runtime.transport.hop_times import TimesReport
@@ -157,17 +158,18 @@ class WorkerProcess:
         }
 
     def connect(self, program: bytes, reports: ReportSender, incarnation: int, master: Watched | None) -> Outcome:
-        """Creates the run loop. `program` contains the plan, the worker of each task, and the store (without one the
-        job has no epochs). `reports` carries what this worker tells the JobMaster. `incarnation` distinguishes this
-        process from others of its index. `master` is the JobMaster to watch; None when this process ends with it in any
-        case, and nobody could start it again, or when it runs on another machine, of which this process cannot tell
-        whether it hangs or is cut off."""
+        """Creates the run loop. `program` contains the plan, the worker of each task, the store (without one the job
+        has no epochs), and the name of the run. `reports` carries what this worker tells the JobMaster. `incarnation`
+        distinguishes this process from others of its index. `master` is the JobMaster to watch; None when this process
+        ends with it in any case, and nobody could start it again, or when it runs on another machine, of which this
+        process cannot tell whether it hangs or is cut off."""
         assert self._transport is not None
         try:
             plan: Plan
             placed: dict[int, int]
             store: Store | None
-            plan, placed, store = load_program(program, f"worker {self._index}")
+            run: str
+            plan, placed, store, run = load_program(program, f"worker {self._index}")
             self._reporter = Reporter(reports, self._index, incarnation)
             writer = SnapshotWriter(self._reporter.send)
             self._participant = Participant(store, plan.key_groups, writer.say, writer.do)
@@ -181,6 +183,7 @@ class WorkerProcess:
                 root=None if self._options.network is None else self._root(incarnation),
                 check_shared=self._options.check_shared,
                 aligned=True,
+                run=run,
             )
             wiring = Wiring(plan, placed, self._index, self._transport, options)
             self._loop = self._participant.loop = RunLoop(
@@ -190,6 +193,7 @@ class WorkerProcess:
                 self._box if store is not None else None,
                 ProcessorTime(self._own_threads),
                 Patience(),
+                BesideThread,
             )
             if self._options.network is not None:
                 send = self._reporter.send

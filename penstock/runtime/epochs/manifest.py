@@ -4,7 +4,7 @@ An epoch is complete exactly when its manifest is there and undamaged. So a read
 the file has a checksum over all its bytes, and counts only when it is byte for byte what `encode` makes. A manifest
 must also never contain anything that only this release can read without saying so: it has the version of its format.
 
-    {"checksum":"5f0c1a2b","manifest":{"version":2,"job":"wordcount","epoch":12,...}}
+    {"checksum":"5f0c1a2b","manifest":{"version":3,"job":"wordcount","epoch":12,...}}
 
 A manifest is one line of JSON, and not msgpack: people who look for the cause of a problem have `jq` or `python -m
 json.tool`, and perhaps no Penstock. Manifests are so small and rare that size and speed do not matter. Bytes are
@@ -26,7 +26,7 @@ from penstock.runtime.errors import SnapshotDamaged, StoreError
 
 #: The version of the format that this release writes, and the only one that it reads. It counts all that is saved: the
 #: manifests, the snapshots that they refer to, and the flow with its options, from which `resume` starts a job.
-FORMAT = 2
+FORMAT = 3
 
 #: No manifest has more bytes. A reader refuses a longer file without reading it.
 MANIFEST_BYTES_MAX = 256 << 20

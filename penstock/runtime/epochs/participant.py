@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
+from penstock.runtime.calls import when_done
 from penstock.runtime.epochs.coordinator import (
     BuildTasks,
     Complete,
@@ -27,10 +28,12 @@ from penstock.runtime.epochs.coordinator import (
 )
 from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.restore import read_changed, read_same
-from penstock.runtime.epochs.snapshot import encode_snapshot
+from penstock.runtime.epochs.snapshot import begin_snapshot
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, StoreError, describe
+from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.plan import TaskId
+from penstock.runtime.sinks.two_phases import SavedSink, commit_saved
 from penstock.runtime.transport.base import Buffer
 from penstock.runtime.worker.run_loop import RunLoop, Saved
 from penstock.runtime.worker.task import Snapshot
@@ -105,19 +108,52 @@ class Participant:
                 work = partial(loop.park, epoch, tasks)
             case Unpark():
                 work = loop.unpark
-            case Complete(epoch):
-                work = partial(loop.complete, epoch)
+            case Complete(epoch, final):
+                return self._after(partial(loop.complete, epoch, last=final), final)
             case SaveWholeState(tasks):
                 work = partial(self._save_whole_state, tasks)
             case RemoveTasks(tasks, epoch):
-                work = partial(loop.remove_tasks, set(tasks), epoch)
+                return self._after(partial(loop.remove_tasks, set(tasks), epoch), True)
             case BuildTasks():
-                work = partial(self._build_tasks, command, self.read(command))
+                saved = self.read(command)
+                self._commit_saved(command, saved)
+                work = partial(self._build_tasks, command, saved)
             case ConnectTasks():
                 work = partial(self._connect_tasks, command)
             case End():
                 work = loop.end
         return loop.call(work)
+
+    def _after(self, work: Callable[[], list[Future[None]]], wait: bool) -> Future[None]:
+        """Has the loop do something, after which sinks are at work beside it. The future is done when this is done, and
+        with `wait` when the sinks are done too."""
+        done: Future[None] = Future()
+        asked = self.loop.call(work)
+
+        def asked_for() -> None:
+            if (error := asked.exception()) is not None:
+                done.set_exception(error)
+            else:
+                when_done(asked.result() if wait else [], lambda: done.set_result(None))
+
+        when_done([asked], asked_for)
+        return done
+
+    def _commit_saved(self, command: BuildTasks, saved: dict[int, Saved]) -> None:
+        """Commits the committables in the saved state of these tasks. Some of them are of tasks that no longer exist.
+        Writers are made when all workers have done this (`connect_tasks`). It runs in the thread of the caller, as it
+        may take long."""
+        wiring = self.loop.wiring
+        plan = wiring.plan if command.change is None else command.change.plan
+        writes = {write.name: write for chain in plan.chains for write in chain.operators if isinstance(write, Write)}
+        for name, write in writes.items():
+            mine = [number for number, (states, _, _, _) in saved.items() if name in states]
+            prepared: list[SavedSink] = [own for number in mine for own in saved[number][0][name].own]
+            if prepared:
+                context = wiring.sink_context(write, plan.by_number[mine[0]], command.generation, restoring=True)
+                context.patience = self.loop.patience.part(write.sink.patience_s)
+                with context.errors.blamed(f"(committing epoch {command.epoch})"):
+                    commit_saved(write.sink, context, prepared)
 
     def _save_whole_state(self, tasks: frozenset[int]) -> None:
         for number in tasks:
@@ -187,13 +223,23 @@ class Participant:
             self.loop.box.doing(what, reads=True)
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Encodes a task's part of an epoch, and has it written. It is called in the loop's thread."""
-        parts = encode_snapshot(snapshot.states, self._key_groups)
+        """Encodes a task's part of an epoch, and has it written, as soon as its sinks have answered. It is called in
+        the loop's thread."""
+        encoded = begin_snapshot(snapshot.states, self._key_groups)
+        awaited = [state.own for state, _ in snapshot.states.values() if state and isinstance(state.own, Future)]
         # The garbage collector would visit long lists that live on, and stop the loop meanwhile.
         snapshot = replace(snapshot, states={})
-        if snapshot.finished:
-            self._ends[snapshot.task.number] = (snapshot, parts)
-        self._later(lambda: self._write(snapshot, parts))
+
+        def write() -> None:
+            parts = encoded()
+            if snapshot.finished:
+                self._ends[snapshot.task.number] = (snapshot, parts)
+            self._later(lambda: self._write(snapshot, parts))
+
+        if awaited:
+            when_done(awaited, lambda: self.loop.call_or_fail(write))
+        else:
+            write()
 
     def on_motion(self, task: TaskId, generation: int) -> None:
         """Reports that a task that was quiet has a record again. It is called in the loop's thread."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain as one_after_the_other
@@ -136,19 +137,38 @@ _decoder = msgspec.msgpack.Decoder(_Header)
 def encode_snapshot(states: States, key_groups: int) -> list[Buffer]:
     """Encodes a task's state. Returns the parts of the snapshot's bytes. Raises RecordError for state that cannot be
     saved."""
+    return begin_snapshot(states, key_groups)()
+
+
+def begin_snapshot(states: States, key_groups: int) -> Callable[[], list[Buffer]]:
+    """Encodes a task's state, except own states that are futures. Returns a function that encodes these too, when they
+    are done."""
     segments: list[Buffer] = []
-    operators = []
+    operators: list[tuple[str, Counters, list[_Map]]] = []
+    owns: list[tuple[Any, int]] = []  # each own state, or a future of it, and its place among the segments
     for name, (state, counters) in states.items():
-        own = b""
+        own: Any = b""
+        at = len(segments)
         maps = []
         if state is not None:
             if state.own is not None:
-                own = _pickled(state.own, name)
-                segments.append(own)
+                own = state.own if isinstance(state.own, Future) else _pickled(state.own, name)
+                segments.append(b"")
             maps = [_encode_map(name, title, delta, key_groups, segments) for title, delta in state.maps.items()]
-        operators.append(_Operator(name, counters[:3], len(own), maps, counters[3]))
-    header = _encoder.encode(_Header(key_groups, operators))
-    return [_LENGTH.pack(len(header)) + header, *segments]
+        operators.append((name, counters, maps))
+        owns.append((own, at))
+
+    def rest() -> list[Buffer]:
+        made = []
+        for (name, counters, maps), (own, at) in zip(operators, owns, strict=True):
+            data = _pickled(own.result(), name) if isinstance(own, Future) else own
+            if data:
+                segments[at] = data
+            made.append(_Operator(name, counters[:3], len(data), maps, counters[3]))
+        header = _encoder.encode(_Header(key_groups, made))
+        return [_LENGTH.pack(len(header)) + header, *segments]
+
+    return rest
 
 
 def _encode_map(operator: str, title: str, delta: Delta | _Placed, key_groups: int, segments: _Segments) -> _Map:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from time import time
 from typing import Any
 
@@ -143,8 +144,13 @@ class Stage:
     def restore(self, epoch: int, saved: SavedState) -> None:
         """Starts from the state that was saved at a complete epoch. It is called after `open`."""
 
-    def commit(self, epoch: int) -> None:
-        """Notes that epochs up to this one are complete."""
+    def begin(self) -> None:
+        """Called when all tasks that are built together are built, in all workers, and before the first batch."""
+
+    def commit(self, epoch: int, *, last: bool = False) -> Future[None] | None:
+        """Notes that epochs up to this one are complete. `last`: it is the last one of the job. Returns what is done
+        when everything is committed, or None when it is already."""
+        return None
 
     def cancel(self, epoch: int) -> None:
         """Notes that the job is cancelled after this complete epoch. `close` follows."""

@@ -9,6 +9,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from penstock.runtime.errors import FlowError
@@ -17,6 +19,7 @@ from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.sinks.two_phases import TwoPhases
 from penstock.runtime.sources.base import Source
 from penstock.runtime.state.keyed import SavedState, StageState
 
@@ -57,7 +60,7 @@ class Write(Operator):
         self.sink = sink
 
     def stage(self, context: StageContext) -> Stage:
-        return _Writing(context, self.sink)
+        return Writing(context, self.sink)
 
 
 def _is_one(given: object, *of: object) -> bool:
@@ -90,77 +93,89 @@ def _sink_for(given: object) -> str:
     return "penstock.sinks.Files(...), penstock.sinks.Call(fn) or penstock.sinks.Console()"
 
 
-class _Writing(Stage):
+class Writing(Stage):
+    """Writes to a sink. In a job that continues, the writer is made only when all tasks are connected: by then, what
+    earlier writers had prepared is committed, wherever they were."""
+
     def __init__(self, context: StageContext, sink: Sink) -> None:
         super().__init__(context)
-        self._sink = sink
-        self._writer: SinkWriter | None = None
-        self._sink_context: SinkContext | None = None
+        self.sink = sink
+        self.closed: Future[None] | None = None  # done when nothing of the sink is at work any more
+        self.phases: TwoPhases | None = None
+        self._sink_context = context.sink_context or SinkContext(
+            context.operator.name, context.index, context.parallelism
+        )
+        self._saved: tuple[int, list[Any]] | None = None  # the epoch that the task goes back to, and what it has
         self._repeats = False  # whether what has failed may be written again
         self._process = os.getpid()
 
     def open(self) -> None:
-        context = self.context.sink_context
-        if context is None:
-            context = SinkContext(self.context.operator.name, self.context.index, self.context.parallelism)
+        context = self._sink_context
         context.errors = self.errors
-        self._sink_context = context
-        self._writer = self._sink.writer(context)
-        repeats = self._writer.repeats_writes
-        self._repeats = self._sink.guarantee == "idempotent" if repeats is None else repeats
+        context.patience = context.patience.part(self.sink.patience_s)
+        if not context.restoring:
+            self._make_writer()
 
-    def _patiently(self, what: str, step: Callable[[], Any], *, repeats: bool = True) -> Any:
+    def _make_writer(self) -> SinkWriter:
+        self.phases = TwoPhases(self.sink, self._sink_context, self.errors.blamed)
+        writer = self.phases.writer
+        repeats = writer.repeats_writes
+        self._repeats = self.sink.guarantee == "idempotent" if repeats is None else repeats
+        return writer
+
+    def _patiently(self, what: str, step: Callable[[], Any]) -> Any:
         """Takes a step of the writer, again and again while its errors may pass, if it may be repeated."""
-        if not repeats:
+        if not self._repeats:
             return step()
-        assert self._sink_context is not None
-        assert self._writer is not None
-        return self._sink_context.patiently(what, step, self._writer.passing_errors)
+        assert self.phases is not None
+        return self._sink_context.patiently(what, step, self.phases.writer.passing_errors)
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
-        assert self._writer is not None
+        assert self.phases is not None
         end_forks(self._process)
         with self.errors.blamed(batch):
             if self._repeats:
-                writer = self._writer
+                writer = self.phases.writer
                 self._patiently("write()", lambda: writer.write(batch))
             else:
-                self._writer.write(batch)
+                self.phases.writer.write(batch)
         return []
 
     def flush(self) -> None:
-        if self._writer is not None:
+        if self.phases is not None:
             with self.errors.blamed("(flushing)"):
-                self._patiently("flush()", self._writer.flush, repeats=self._repeats)
+                self._patiently("flush()", self.phases.writer.flush)
 
     def finish(self) -> Iterator[Batch]:
-        if self._writer is not None:
+        if self.phases is not None:
             with self.errors.blamed("(finishing)"):
-                self._writer.finish()
+                self.phases.writer.finish()
         return iter(())
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:
-        writer = self._writer
-        assert writer is not None
-        with self.errors.blamed(f"(preparing epoch {epoch})"):
-            return StageState(own=self._patiently("prepare()", lambda: writer.prepare(epoch), repeats=self._repeats))
+        assert self.phases is not None
+        return StageState(own=self.phases.prepare(epoch, partial(self._patiently, "prepare()")))
 
     def restore(self, epoch: int, saved: SavedState) -> None:
-        assert self._writer is not None
-        with self.errors.blamed(f"(going back to epoch {epoch})"):
-            self._writer.restore(epoch, saved.own)
+        self._saved = epoch, saved.own
 
-    def commit(self, epoch: int) -> None:
-        writer = self._writer
-        if writer is not None:
-            with self.errors.blamed(f"(committing epoch {epoch})"):
-                self._patiently("commit()", lambda: writer.commit(epoch))
+    def begin(self) -> None:
+        if self.phases is None:
+            self._make_writer()
+        if self._saved is not None:
+            assert self.phases is not None
+            saved, self._saved = self._saved, None
+            self.phases.restore(*saved)
+
+    def commit(self, epoch: int, *, last: bool = False) -> Future[None] | None:
+        return None if self.phases is None else self.phases.complete(epoch, last=last)
 
     def cancel(self, epoch: int) -> None:
-        if self._writer is not None:
-            self._writer.cancel(epoch)
+        if self.phases is not None:
+            self.phases.cancel(epoch)
 
     def close(self, failed: bool) -> None:
-        if self._writer is not None:
-            self._writer.close(failed)
+        self._sink_context.patience.give_up()
+        if self.phases is not None:
+            self.closed = self.phases.close(failed)

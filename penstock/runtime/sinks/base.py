@@ -4,29 +4,39 @@
 writes but not for longer; `finish` after the last record; `close` always, with `failed` telling whether the job ended
 by an error, so that a half-written output is not taken for a whole one.
 
-In a job with epochs a writer takes part in a two-phase commit, which is what makes its records appear exactly once
-(the same calls serve a transaction of Kafka, or rows beside an
-epoch table in PostgreSQL):
+In a job with epochs a sink takes part in a two-phase commit, which makes its records appear exactly once. A *writer*
+prepares, and a *committer* commits what writers have prepared (docs/decisions/18). The same calls serve a transaction
+of Kafka, rows beside an epoch table in PostgreSQL, or one snapshot of a lake:
 
-    write* -> prepare(5) -> write* -> commit(5) -> prepare(6) -> ...        the job runs
-    a new writer: restore(5, [what prepare(5) returned]) -> write* -> ...   after a failure, back at epoch 5
+    write* -> prepare(5), state() -> write* -> committed(5) -> prepare(6), state() -> ...     a writer
+                          commit([what prepare(5) returned])                                  the committer, meanwhile
 
-`prepare(n)` makes everything written so far ready to be committed and returns what another process would need to commit
-it: that is saved with the epoch. `commit(n)` follows when the epoch is complete, that is when every task of the job has
-saved its part; only then may the records be seen as final. An epoch may be passed over (its saving failed): then
-commit(n + 1) is for both. After the last record the order is finish, prepare, commit, close.
+    commit([what all writers had prepared]), then new writers: restore(5, states) -> write* -> ...   after a failure
+
+`prepare(n)` makes everything written since the last epoch ready to be committed, and returns a *committable*: plain
+picklable data, which is saved with the epoch. It may return a future of this data instead: then the epoch waits for it,
+and the worker's loop does not. When the epoch is complete, that is when every task of the job has saved its part, the
+committer gets its committables, and those of earlier epochs that were not committed yet. It works beside the loop, and
+in any process: also after the process that has prepared is dead, with the committables of several writers together, and
+again with committables that it had before. So committing again must change nothing.
+
+When a job goes back to an epoch, all that was prepared up to it is committed first, in all workers, also what tasks
+have prepared that no longer exist. Only then writers are made, and get what `state()` of earlier writers returned. So a
+new writer may fence everything that it finds. After the last record the order is finish, prepare, commit, close.
 
 A commit that fails by an error that may pass (a database that is locked, a connection that is lost, a disk that is
-full) is called again, with waits that double, for a minute; then its error ends the job. So are `write`, `flush` and
-`prepare` of a writer that says `repeats_writes`. The errors of other writers end the job at once, because nobody knows
-what a write that has failed has written. A writer may still have a step of its own tried again, if the step has the
-same effect then: `context.patiently("connecting", connect)`.
+full) is tried again, with waits that double, for `Sink.patience_s` or a minute; then its error ends the job. So are
+`write`, `flush` and `prepare` of a writer that says `repeats_writes`. The errors of other writers end the job at once,
+because nobody knows what a write that has failed has written. A writer may still have a step of its own tried again, if
+the step has the same effect then: `context.patiently("connecting", connect)`, or `context.beside("flushing", flush)`,
+which returns a future, for a step that takes long.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -34,6 +44,7 @@ from penstock.runtime.errors import PenstockError
 from penstock.runtime.mistakes import checks_init
 from penstock.runtime.patience import Kinds, Patience
 from penstock.runtime.records.userfunc import ErrorHandler
+from penstock.runtime.sinks.beside import Beside, InLine
 from penstock.runtime.status import JobStatus
 from penstock.runtime.storage.directory_lock import DirectoryLock
 
@@ -42,32 +53,47 @@ Guarantee = Literal["exactly once", "idempotent", "at least once"]
 T = TypeVar("T")
 
 
+def _at_once(function: Callable[[], None]) -> None:
+    function()
+
+
 def _no_report(channel: str, records: list[Any]) -> None:
     raise RuntimeError(f"no driver to report {channel!r} to")
 
 
 @dataclass
 class SinkContext:
-    """Says where a writer runs. `report(channel, records)` carries records to the driver's side (Collect, Console); a
-    record that cannot be written goes to `errors.handle(record, error)`."""
+    """Says where a writer or a committer runs. `report(channel, records)` carries records to the driver's side
+    (Collect, Console); a record that cannot be written goes to `errors.handle(record, error)`."""
 
     operator: str
-    index: int
+    index: int  # of the task; a committer may get committables of other tasks too
     parallelism: int
     report: Callable[[str, list[Any]], None] = _no_report
-    epochs: bool = False  # the job has epochs: records are final when `commit` says so, not when `finish` does
+    epochs: bool = False  # the job has epochs: records are final when they are committed, not when `finish` is called
     restoring: bool = False  # `restore` follows: this is not the first writer of the job
     errors: ErrorHandler = field(default_factory=lambda: ErrorHandler("sink"))
     patience: Patience = field(default_factory=lambda: Patience(0.0))  # of the worker
+    job: str = ""
+    run: str = ""  # of the job: a start, a resume and a start from a savepoint all have another one
+    generation: int = 0  # of the task: a later writer of the same run has a higher one
+    steps: Beside = field(default_factory=InLine)  # takes the steps of `beside`
+    #: Has a function called in the loop's thread, by any thread.
+    on_loop: Callable[[Callable[[], None]], object] = _at_once
 
     def patiently(self, what: str, step: Callable[[], T], kinds: Kinds = (), failed: BaseException | None = None) -> T:
         """Takes a step, and takes it again while its errors may pass; see the module's docstring. `kinds`: classes of
         such errors, beside those that Penstock knows. `failed`: the first try has failed with this error."""
         return self.patience.call(f"{what} of {self.operator}[{self.index}]", step, kinds, failed)
 
+    def beside(self, what: str, step: Callable[[], T], kinds: Kinds = ()) -> Future[T]:
+        """Takes a step as `patiently` does, beside the loop of the worker. The steps of a task are taken in order."""
+        return self.steps.do(lambda: self.patiently(what, step, kinds))
+
 
 class SinkWriter(ABC):
-    """One task's end of a sink."""
+    """One task's end of a sink. In a job with epochs, all methods are called in the loop of the worker, in which they
+    must not wait for long."""
 
     #: The classes of errors of what it writes to that may pass by themselves, beside those that Penstock knows:
     #: ConnectionError, TimeoutError, what the system says of a full, busy or unreachable place, a locked SQLite.
@@ -76,6 +102,14 @@ class SinkWriter(ABC):
     #: Whether `write`, `flush` and `prepare` may be called again with the same after such an error, to the same effect:
     #: they write all or nothing, or what they write twice counts once. None: when the sink is "idempotent".
     repeats_writes: bool | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "commit" in cls.__dict__:  # nobody would call it
+            raise TypeError(
+                f"{cls.__qualname__}.commit: a writer only prepares. Let Sink.committer return a SinkCommitter, which "
+                "commits what prepare() has returned"
+            )
 
     @abstractmethod
     def write(self, records: list[Any]) -> None:
@@ -89,35 +123,67 @@ class SinkWriter(ABC):
         epochs."""
 
     def prepare(self, epoch: int) -> Any:
-        """Make everything that was written so far ready for `commit(epoch)`, so that it survives this process.
+        """Make everything that was written since the last `prepare` ready to be committed, so that it survives this
+        process. Returns the committable, or a future of it, or None when there is nothing to commit.
 
-        Returns plain picklable data from which `restore` can commit the records in another process, or None when there
-        is nothing to commit. The data describes everything that is not known to be committed, also of earlier epochs.
-        """
+        A committable is plain picklable data from which the sink's committer can commit the records in another process,
+        also when this one is dead. `committed` says when it was. Epochs may be under way beside each other, and an
+        epoch may be passed over; its committables are committed with the next one that is complete."""
         self.flush()
         return None
 
-    def commit(self, epoch: int) -> None:
-        """All epochs up to this one are complete: make what was prepared for them final. May be called several times
-        for one epoch."""
+    def state(self) -> Any:
+        """Returns plain picklable data that a writer needs that continues this one's work after the epoch of the last
+        `prepare`, or None. Called after each `prepare`."""
+        return None
 
-    def restore(self, epoch: int, prepared: list[Any]) -> None:
-        """Called on a new writer before any other method, when the job goes back to a complete epoch.
+    def committed(self, epoch: int) -> None:
+        """Everything that was prepared for epochs up to this one is committed."""
 
-        `prepared` has what this task's earlier writer returned from `prepare`, or what several writers returned if the
-        number of tasks has changed. Commit whatever in it is not committed yet. Remove everything that was written
-        later, even if it was committed: when an epoch turns out to be damaged, the job goes back before it, and its
-        records come again. Remove also the later output of tasks that no longer exist. The job may have had more tasks
-        since, about which `prepared` says nothing, so the writer of index 0 cleans up for all indexes from
-        `parallelism` on."""
+    def restore(self, epoch: int, states: list[Any]) -> None:
+        """Called on a new writer before any other method, when the job goes back to a complete epoch. Everything that
+        was prepared for epochs up to it is committed.
+
+        `states` has what this task's earlier writer returned from `state`, or what several writers returned if the
+        number of tasks has changed, without None. Remove everything that was written later: prepared or not, and, if
+        the sink can take it back, even if it was committed: when an epoch turns out to be damaged, the job goes back
+        before it, and its records come again. Remove also the later output of tasks that no longer exist. The job may
+        have had more tasks since, about which `states` says nothing, so the writer of index 0 cleans up for all indexes
+        from `parallelism` on."""
 
     def cancel(self, epoch: int) -> None:
         """The job is cancelled after this complete epoch, and will not be resumed: make everything visible that was
-        prepared up to this epoch, and delete what came later. Called before `close`, in a job with epochs only; not
-        when the process dies before."""
+        written up to this epoch, and delete what came later. What was prepared up to it is committed. Called before
+        `close`, in a job with epochs only; not when the process dies before."""
 
     def close(self, failed: bool) -> None:
         """Release files, connections and other resources."""
+
+
+@dataclass(frozen=True)
+class Committable:
+    """The data that a writer has prepared for one epoch."""
+
+    epoch: int
+    index: int  # of the writer's task, which may no longer exist
+    data: Any
+
+
+class SinkCommitter(ABC):
+    """Commits the committables of writers. Its methods may be called in another thread than those of writers, one
+    at a time."""
+
+    #: The same as in SinkWriter.
+    passing_errors: Kinds = ()
+
+    @abstractmethod
+    def commit(self, committables: list[Committable]) -> None:
+        """Commit all of these that are not committed yet. They are of one or several writers, in the order of their
+        epochs. Other processes may be committing the same ones. Commits them all, or raises an error; then they are
+        committed again, with others perhaps."""
+
+    def close(self) -> None:
+        """Release connections and other resources."""
 
 
 class RunningJob(Protocol):
@@ -148,6 +214,16 @@ class Sink(ABC):
     #: seconds may be written twice.
     guarantee: Guarantee = "at least once"
 
+    #: Whether writers can remove what is committed. A job with a sink that cannot never goes back behind an epoch that
+    #: was committed: if its last epoch cannot be read, the job ends in an error.
+    takes_back = True
+
+    #: The least number of seconds between two commits: the epochs between them are committed with the later one.
+    commit_interval_s = 0.0
+
+    #: For how many seconds a commit, and what `context.beside` does, is tried again. None: for a minute.
+    patience_s: float | None = None
+
     #: The directory or URL that it fills, which no other sink of the flow may have.
     fills: str | None = None
 
@@ -171,6 +247,11 @@ class Sink(ABC):
     @abstractmethod
     def writer(self, context: SinkContext) -> SinkWriter:
         """Makes the writer of one task. It is called in the worker."""
+
+    def committer(self, context: SinkContext) -> SinkCommitter | None:
+        """Makes the committer of a task. None: writers prepare nothing. It is called in a worker and in the thread in
+        which it commits: beside a writer, or after a failure where no writer is yet."""
+        return None
 
     def check(self) -> None:
         """Raise FlowError when it can be known before the job starts that writing cannot work."""

@@ -10,8 +10,8 @@ import re
 from abc import abstractmethod
 
 from penstock.runtime.errors import FlowError, UnfinishedFiles
-from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
-from penstock.runtime.sinks.parts import PartFile, PartNames, PartsWriter
+from penstock.runtime.sinks.base import Guarantee, Sink, SinkCommitter, SinkContext, SinkWriter
+from penstock.runtime.sinks.parts import PartFile, PartNames, PartsCommitter, PartsWriter
 from penstock.runtime.sinks.places import LOCAL, Place, failed_write, open_place
 from penstock.runtime.sinks.text import Formatter
 from penstock.runtime.sinks.whole import WholeWriter, hidden_name
@@ -146,7 +146,6 @@ class PartFolder(Sink):
                     part_bytes=self.part_bytes,
                     part_s=0.0 if place.remote else self.part_s,
                     by_epoch=self.by_epoch or place.remote,
-                    taken_away=self.taken_away,
                 )
             return WholeWriter(
                 names.path(names.plain(context.index)),
@@ -159,6 +158,11 @@ class PartFolder(Sink):
             )
         except OSError as error:
             raise failed_write(self.directory, error, context.epochs, self.title) from error
+
+    def committer(self, context: SinkContext) -> SinkCommitter:
+        place: Place = LOCAL if self._url is None else open_place(self._url, self.title)
+        names = PartNames(self.directory, self.suffix, self.title, place)
+        return PartsCommitter(names, taken_away=self.taken_away)
 
     def begin(self, context: SinkContext, place: Place) -> None:
         """Prepares the directory for a task of a new job, before any task of the job has written."""

@@ -49,7 +49,7 @@ from typing import Any, Protocol, TypedDict
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.sinks.append import AppendFile
-from penstock.runtime.sinks.base import SinkContext, SinkWriter
+from penstock.runtime.sinks.base import Committable, SinkCommitter, SinkContext, SinkWriter
 from penstock.runtime.sinks.places import LOCAL, Place, failed_write
 from penstock.runtime.sinks.text import Formatter
 
@@ -88,17 +88,23 @@ class Begun(TypedDict):
     length: int
 
 
+class Closed(TypedDict):
+    """The committable: a closed file, which gets its final name."""
+
+    hidden: str
+    final: str
+
+
 class PartsState(TypedDict):
-    """The state that `prepare` returns."""
+    """The state that `state` returns."""
 
     epoch: int
     index: int
     suffix: str
-    pending: dict[str, str]  # hidden name -> final name, of closed files that are not known to be committed
     begun: Begun | None
     first: bool  # of the job's first writer of this index: it may use the plain name
     plain: bool  # and has done so
-    parts: bool  # the index has parts, or will have when `pending` is committed
+    parts: bool  # the index has parts, or will have when all that is prepared is committed
     finished: bool
 
 
@@ -162,7 +168,7 @@ class PartNames:
 class PartsWriter(SinkWriter):
     """Writes the parts of one task; see the module's docstring. `open_part(path)` opens a new file. `gone_back(epoch)`
     is called at the end of each `restore`. With `by_epoch`, a part has the records of one epoch and is named after it,
-    and a task without records has no part. With `taken_away`, somebody may delete committed parts at any time."""
+    and a task without records has no part."""
 
     def __init__(
         self,
@@ -175,14 +181,12 @@ class PartsWriter(SinkWriter):
         part_bytes: int = 1,
         part_s: float = 0.0,
         by_epoch: bool = False,
-        taken_away: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._names = names
         self._format = formatter
         self._open_part = open_part
         self._by_epoch = by_epoch
-        self._taken_away = taken_away
         self._errors = context.errors
         self._index = context.index
         self._parallelism = context.parallelism
@@ -198,7 +202,8 @@ class PartsWriter(SinkWriter):
         self._file_number = 0
         self._file_since = 0.0
         self._promised = False  # the file is in a state that `prepare` has returned
-        self._pending: list[tuple[int, str, str]] = []  # epoch, hidden name, final name
+        self._pending: list[tuple[int, str]] = []  # epoch and hidden name of closed files that are not committed
+        self._now_begun: Begun | None = None  # at the last `prepare`
         self._begun: list[tuple[int, Begun]] = []  # by epoch, from the last that is known to be complete on
         self._first = not context.restoring
         self._plain = False
@@ -255,9 +260,10 @@ class PartsWriter(SinkWriter):
 
     # --- the two phases ------------------------------------------------------------------------------------------
 
-    def prepare(self, epoch: int) -> PartsState:
+    def prepare(self, epoch: int) -> Closed | None:
         self._check_restored()
-        begun: Begun | None = None
+        closed: Closed | None = None
+        self._now_begun = None
         file = self._file
         if file is not None:
             file.end_member(last=self._finished)
@@ -273,20 +279,23 @@ class PartsWriter(SinkWriter):
             if self._finished or old or file.length >= self._part_bytes:
                 self._names.sync()
                 file.sync()
-                self._pending.append((epoch, self._file_name, self._final_name(epoch)))
+                closed = Closed(hidden=self._file_name, final=self._final_name(epoch))
+                self._pending.append((epoch, closed["hidden"]))
                 self._parts = True
                 self._file = None
             else:
-                begun = Begun(hidden=self._file_name, number=self._file_number, length=file.length)
+                self._now_begun = Begun(hidden=self._file_name, number=self._file_number, length=file.length)
                 self._promised = True
-                self._begun.append((epoch, begun))
+                self._begun.append((epoch, self._now_begun))
         self._number = epoch + 1
+        return closed
+
+    def state(self) -> PartsState:
         return PartsState(
-            epoch=epoch,
+            epoch=self._number - 1,
             index=self._index,
             suffix=self._names.suffix,
-            pending={hidden: final for _, hidden, final in self._pending},
-            begun=begun,
+            begun=self._now_begun,
             first=self._first,
             plain=self._plain,
             parts=self._parts,
@@ -301,14 +310,8 @@ class PartsWriter(SinkWriter):
             return self._names.plain(self._index)
         return self._names.numbered(self._index, self._file_number)
 
-    def commit(self, epoch: int) -> None:
-        if any(prepared <= epoch for prepared, _, _ in self._pending):
-            for prepared, hidden, final in self._pending:
-                if prepared <= epoch:
-                    self._publish(self._names, hidden, final, prepared)
-            # The next state does not mention them, so that they have their names must outlast the machine.
-            self._names.sync()
-            self._pending = [entry for entry in self._pending if entry[0] > epoch]
+    def committed(self, epoch: int) -> None:
+        self._pending = [entry for entry in self._pending if entry[0] > epoch]
         self._begun = self._begun_up_to(epoch)[-1:] + [one for one in self._begun if one[0] > epoch]
 
     def _begun_up_to(self, epoch: int) -> list[tuple[int, Begun]]:
@@ -318,11 +321,10 @@ class PartsWriter(SinkWriter):
         if self._awaits_restore:
             return
         try:
-            self.commit(epoch)
             file, self._file = self._file, None
             if file is not None:
                 file.close()
-            unnamed = {hidden for _, hidden, _ in self._pending} | ({self._file_name} if file is not None else set())
+            unnamed = {hidden for _, hidden in self._pending} | ({self._file_name} if file is not None else set())
             for _, begun in self._begun_up_to(epoch)[-1:]:
                 if begun["hidden"] in unnamed:
                     # No epoch from which a job could still continue has less of this file.
@@ -338,11 +340,10 @@ class PartsWriter(SinkWriter):
 
     # --- going back ----------------------------------------------------------------------------------------------
 
-    def restore(self, epoch: int, prepared: list[Any]) -> None:
-        states: list[PartsState] = [state for state in prepared if state is not None]
+    def restore(self, epoch: int, states: list[PartsState]) -> None:
         late = max((state["epoch"] for state in states), default=epoch)
         if late > epoch:
-            raise RuntimeError(f"restore({epoch}) was given what was prepared for epoch {late}")
+            raise RuntimeError(f"restore({epoch}) was given the state of epoch {late}")
         self._awaits_restore = False
         self._number = epoch + 1
         self._first = epoch == 0  # nothing is left of earlier writers then
@@ -360,11 +361,9 @@ class PartsWriter(SinkWriter):
                 self._finished = state["finished"] and len(states) == 1
 
     def _finish_what(self, state: PartsState, epoch: int) -> None:
-        """Commits the files that a state describes, and deletes all other files that its writer, and stale writers of
-        the same index, had begun until then."""
+        """Makes a part of the file that a state describes, and deletes all other files that its writer, and stale
+        writers of the same index, had begun until then. Those that it had closed have their names already."""
         names = replace(self._names, suffix=state["suffix"])
-        for hidden, final in state["pending"].items():
-            self._publish(names, hidden, final, state["epoch"])
         plain = names.plain(state["index"])
         may_be_plain = state["first"] and not state["plain"]  # it got the plain name after this epoch, if at all
         begun = state["begun"]
@@ -401,21 +400,6 @@ class PartsWriter(SinkWriter):
         names.rename(copy, final)
         names.sync()  # before the source is deleted
 
-    def _publish(self, names: PartNames, hidden: str, final: str, epoch: int) -> None:
-        """Gives a closed file its final name, unless it has this name already."""
-        try:
-            names.rename(hidden, final)
-        except FileNotFoundError as error:
-            if not self._taken_away and names.size(final) is None:
-                raise PenstockError(
-                    f"{names.sink}: the part {names.path(final)!r} of epoch {epoch} is lost: neither it nor the hidden "
-                    f"file {hidden!r}, which was to become it, is in the directory. Somebody deleted or moved "
-                    "them, or another job has written to this directory. Put the file back under one of these names, "
-                    "or run the job anew with overwrite=True in the sink."
-                ) from error
-        except OSError as error:
-            raise failed_write(names.path(final), error, True, names.sink) from error
-
     def _delete_later_than(self, epoch: int) -> None:
         for name, index, number in [*self._names.parts(), *self._names.hidden_ones()]:
             later = epoch == 0 if number is None else number > epoch  # of other plain names states know
@@ -430,6 +414,36 @@ class PartsWriter(SinkWriter):
     def _check_restored(self) -> None:
         if self._awaits_restore:
             raise RuntimeError("the writer of a job that continues was used before restore()")
+
+
+class PartsCommitter(SinkCommitter):
+    """Gives closed files their final names. With `taken_away`, somebody may delete committed parts at any time."""
+
+    def __init__(self, names: PartNames, *, taken_away: bool) -> None:
+        self._names = names
+        self._taken_away = taken_away
+
+    def commit(self, committables: list[Committable]) -> None:
+        for one in committables:
+            self._publish(one.data["hidden"], one.data["final"], one.epoch)
+        # No later state mentions them, so that they have their names must outlast the machine.
+        self._names.sync()
+
+    def _publish(self, hidden: str, final: str, epoch: int) -> None:
+        """Gives a closed file its final name, unless it has this name already."""
+        names = self._names
+        try:
+            names.rename(hidden, final)
+        except FileNotFoundError as error:
+            if not self._taken_away and names.size(final) is None:
+                raise PenstockError(
+                    f"{names.sink}: the part {names.path(final)!r} of epoch {epoch} is lost: neither it nor the hidden "
+                    f"file {hidden!r}, which was to become it, is in the directory. Somebody deleted or moved "
+                    "them, or another job has written to this directory. Put the file back under one of these names, "
+                    "or run the job anew with overwrite=True in the sink."
+                ) from error
+        except OSError as error:
+            raise failed_write(names.path(final), error, True, names.sink) from error
 
 
 def _cut(path: str, length: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from itertools import chain
 from typing import Literal
 
@@ -69,6 +70,14 @@ class Passage:
             with stage.errors.blamed("(opening)"):
                 stage.open()
 
+    def begin(self) -> None:
+        """Lets the stages begin, because all tasks are built. Errors count as those of opening."""
+        for stage in self.stages:
+            self.hook = (stage.context.operator.name, "open")
+            with stage.errors.blamed("(opening)"):
+                stage.begin()
+        self.hook = None
+
     def close(self, failed: bool) -> None:
         """Closes the stages, also after an error. Errors of closing count as the operator's own, too; the first of them
         is raised when all stages are closed."""
@@ -108,12 +117,12 @@ class Passage:
             states[stage.context.operator.name] = (state, counters)
         return states
 
-    def complete(self, epoch: int) -> None:
-        """Commits an epoch."""
-        for stage in self.stages:
-            stage.commit(epoch)
+    def complete(self, epoch: int, *, last: bool = False) -> list[Future[None]]:
+        """Commits an epoch. Returns the commits that are under way."""
+        commits = [under_way for stage in self.stages if (under_way := stage.commit(epoch, last=last)) is not None]
         if self.record_by_record is not None and not self.record_by_record.completed(epoch):
             self.record_by_record = None
+        return commits
 
     def cancel(self, epoch: int) -> None:
         """Notes that the job is cancelled after this complete epoch. `close` follows."""

@@ -26,8 +26,10 @@ from penstock.runtime.calls import Calls
 from penstock.runtime.errors import PenstockError, describe
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
 from penstock.runtime.forks import end_forks
+from penstock.runtime.operators.ends import Writing
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.patience import Patience
+from penstock.runtime.sinks.beside import Beside
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.status import StreamStatus
@@ -70,13 +72,17 @@ class RunLoop:
         box: BlackBox | None = None,
         cpu: ProcessorTime | None = None,
         patience: Patience | None = None,
+        beside: Callable[[str], Beside] | None = None,
     ) -> None:
         """`cpu` measures the processor time of the tasks (None: it stays unknown). `patience`: with errors of sources
-        and sinks that may pass (None: they count at once)."""
+        and sinks that may pass (None: they count at once). `beside` makes what takes the steps of a sink that may take
+        long, under a name (None: the loop takes them)."""
         self.wiring = wiring
         self.box = box
         self.cpu = cpu
         self.patience = patience or Patience(0.0)
+        self._beside = beside
+        self._fault: BaseException | None = None  # of what was done beside the loop
         self.transport = transport
         self.clock = clock
         self.tasks: list[Task] = list(wiring.tasks.values())
@@ -114,6 +120,17 @@ class RunLoop:
         """Runs a function in the loop's thread, between two passes. The future raises LoopEnded when the loop ends
         before."""
         return self._calls.ask(function)
+
+    def call_or_fail(self, function: Callable[[], None]) -> None:
+        """Runs a function in the loop's thread, between two passes. Its error ends the loop."""
+
+        def guarded() -> None:
+            try:
+                function()
+            except BaseException as error:  # `run` raises it
+                self._fault = error
+
+        self.call(guarded)
 
     def do_calls(self) -> None:
         """Runs the functions that other threads have passed to `call`. Only the loop's thread calls this."""
@@ -252,6 +269,8 @@ class RunLoop:
             deliver(receive(0))
             if calls:
                 self.do_calls()
+                if self._fault is not None:
+                    raise self._fault
             if root is not None:
                 root.tick()
             ran = False
@@ -330,10 +349,9 @@ class RunLoop:
         for task in self.tasks:
             task.unpark()
 
-    def complete(self, epoch: int) -> None:
-        """Tells all tasks that an epoch is complete."""
-        for task in self.tasks:
-            task.complete(epoch)
+    def complete(self, epoch: int, *, last: bool = False) -> list[Future[None]]:
+        """Tells all tasks that an epoch is complete. Returns the commits that are under way."""
+        return [commit for task in self.tasks for commit in task.complete(epoch, last=last)]
 
     def divert(self, divert: DivertRequest, bridge: Bridge) -> None:
         """Sends the input of a chain's tasks to the operation stream."""
@@ -352,8 +370,9 @@ class RunLoop:
         """Makes `run` return, because the job has ended."""
         self._over = True
 
-    def remove_tasks(self, numbers: set[int], epoch: int) -> None:
-        """Removes the given tasks that run here. They go back to a complete epoch. The other tasks stay."""
+    def remove_tasks(self, numbers: set[int], epoch: int) -> list[Future[None]]:
+        """Removes the given tasks that run here. They go back to a complete epoch. The other tasks stay. What this
+        returns is done when nothing of the removed tasks is at work any more."""
         gone = self.wiring.remove_tasks(numbers)
         self._renew_tasks()
         self.unpark()
@@ -367,6 +386,8 @@ class RunLoop:
             self.cpu.forget(gone)
         for task in self.tasks:
             task.complete(epoch)
+        stages = [stage for task in gone for stage in task.stages if isinstance(stage, Writing)]
+        return [stage.closed for stage in stages if stage.closed is not None]
 
     def build_tasks(self, numbers: set[int], generation: int, epoch: int, saved: dict[int, Saved]) -> None:
         """Builds the given tasks that run here, from their saved state. They run after `connect_tasks`."""
@@ -389,6 +410,14 @@ class RunLoop:
 
     def connect_tasks(self, numbers: set[int], generation: int) -> None:
         """Lets these tasks run from now on. All of them have been built again, also in other workers."""
+        for number in sorted(numbers):
+            task = self.wiring.tasks.get(number)
+            if task is not None:
+                self._in_hook = task, self.clock()
+                try:
+                    task.passage.begin()
+                finally:
+                    self._in_hook = task.passage.hook = None
         self.wiring.connect_tasks(numbers, generation)
         self.wiring.delivery.recovered()
         self._renew_tasks()
@@ -411,8 +440,11 @@ class RunLoop:
         self._in_hook = task, self.clock()
         task.passage.box = self.box
         for stage in task.stages:
-            if stage.context.sink_context is not None:
-                stage.context.sink_context.patience = self.patience
+            if isinstance(stage, Writing) and (context := stage.context.sink_context) is not None:
+                context.patience = self.patience
+                if self._beside is not None:
+                    context.steps = self._beside(f"penstock-{context.operator}-{context.index}")
+                    context.on_loop = self.call_or_fail
         if isinstance(task.input, ReaderInput):
             task.input.patience = self.patience
         try:

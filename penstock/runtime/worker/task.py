@@ -29,6 +29,7 @@ it had taken before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
@@ -294,10 +295,11 @@ class Task:
         if self.life.move("trigger"):
             self.input.trigger(epoch)
 
-    def complete(self, epoch: int) -> None:
-        """Notes that an epoch is complete: commits it, and drops what was kept for going back before it."""
+    def complete(self, epoch: int, *, last: bool = False) -> list[Future[None]]:
+        """Notes that an epoch is complete: commits it, and drops what was kept for going back before it. Returns the
+        commits that are under way."""
         self.outputs.complete(epoch)
-        self.passage.complete(epoch)
+        return self.passage.complete(epoch, last=last)
 
     def park(self, epoch: int) -> None:
         """Makes the task stop after the barrier of this epoch, because it migrates. It has no effect when the barrier

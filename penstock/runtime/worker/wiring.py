@@ -68,7 +68,8 @@ class WiringOptions:
     timers, in seconds since 1970. `output_caches`, `on_snapshot` and `on_motion` are None in a job without epochs; the
     latter two are those of TaskOptions. `root` is None when all workers are on one node. With `apart`, records pass
     between two tasks of this worker as if the tasks ran in different workers. With `check_shared`, functions that
-    change records of other tasks are found. With `aligned`, somebody tells sources how far the others are."""
+    change records of other tasks are found. With `aligned`, somebody tells sources how far the others are.
+    `run` names this run of the job, for sinks."""
 
     clock: Callable[[], int]
     report: Report
@@ -82,6 +83,7 @@ class WiringOptions:
     apart: bool = False
     check_shared: bool = False
     aligned: bool = False
+    run: str = ""
 
 
 class Wiring:
@@ -225,7 +227,7 @@ class Wiring:
         def report(channel: str, records: list[Any]) -> None:
             self._options.report(SinkRecords(channel, records, task.number, generation, built.epoch + 1))
 
-        stages = [self._make_stage(operator, chain, task, generation > 1, report) for operator in chain.operators]
+        stages = [self._make_stage(operator, chain, task, generation, report) for operator in chain.operators]
         _name_failures(stages)
         for exchange in plan.exchanges:
             if exchange.source == chain.index and exchange.output is not None:
@@ -276,12 +278,11 @@ class Wiring:
         operator: Any,
         chain: Chain,
         task: TaskId,
-        restoring: bool,
+        generation: int,
         report: Callable[[str, list[Any]], None],
     ) -> Stage:
-        sink_context = SinkContext(
-            operator.name, task.index, chain.parallelism, report, epochs=self.epochs, restoring=restoring
-        )
+        sink_context = self.sink_context(operator, task, generation, restoring=generation > 1)
+        sink_context.report = report
         context = StageContext(operator, task.index, chain.parallelism, sink_context, self.epochs, self._options.wall)
         context.time_grain = self.plan.time_grain or 1
         context.event_time = self.plan.time_grain is not None
@@ -291,6 +292,19 @@ class Wiring:
             if isinstance(stage, Forking):
                 stage.on_shared = self.shared_batches.add
         return stage
+
+    def sink_context(self, operator: Any, task: TaskId, generation: int, *, restoring: bool) -> SinkContext:
+        """Returns the context of an operator's task, if the operator is a sink."""
+        return SinkContext(
+            operator.name,
+            task.index,
+            self.plan.chains[task.chain].parallelism,
+            epochs=self.epochs,
+            restoring=restoring,
+            job=self.plan.name,
+            run=self._options.run,
+            generation=generation,
+        )
 
     def replan(self, plan: Plan, workers: dict[int, int]) -> None:
         """Continues with another plan. Tasks that are not in the new plan, or that it describes differently, have been
