@@ -308,9 +308,6 @@ class EventSource(Source):
             parts.append(f"limit={self.limit:,}")
         return f"EventSource({', '.join(parts)})"
 
-    def __repr__(self) -> str:
-        return self.describe()
-
 
 class EventReader(ColumnReader):
     """Reads its splits as one sequence, in order of index."""

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -82,7 +83,7 @@ def test_columns_and_types(tmp_path: Path, packed: bool) -> None:
         (b"", {"header": ["a"]}, []),
         (b"\n\n", {"header": False}, []),
         (b"a,b\nNA,NA\n-,\n", {"null_values": ["NA", "-"]}, [{"a": None, "b": None}, {"a": None, "b": ""}]),
-        (b'a,b\n1,"NA"\n,NA\n', {"null_values": ["NA", ""]}, [{"a": 1, "b": "NA"}, {"a": None, "b": None}]),
+        (b'a,b\n1,"NA"\n,NA\n', {"null_values": ["NA", ""]}, [{"a": 1, "b": None}, {"a": None, "b": None}]),
         (b'a\tb\n"1\t2"\n', {"delimiter": "\t", "quote": None}, [{"a": '"1', "b": '2"'}]),
         (b"a,b\nx\\,y,2\n", {"escape": "\\"}, [{"a": "x,y", "b": 2}]),
         ("n\né\n".encode("latin-1"), {"encoding": "latin-1"}, [{"n": "é"}]),
@@ -180,7 +181,9 @@ def test_rows_that_cannot_be_read_go_to_the_policy_alone(tmp_path: Path) -> None
         "3,4,5",
         {"id": "5", "price": "\ufffd"},
     ]
-    assert "row at byte 20: column 'price': CSV conversion error to double: invalid value 'dear'" in letters[1].error
+    assert (
+        "row at byte 20: column 'price': Failed to parse string: 'dear' as a scalar of type double" in letters[1].error
+    )
     assert "row at byte 37" in letters[3].error
 
 
@@ -198,19 +201,18 @@ def test_an_empty_text_of_a_row_that_cannot_be_read_is_a_text(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("type", [int, float, bool, decimal.Decimal, dt.date, dt.datetime, pa.decimal128(5, 2)])
-@pytest.mark.parametrize("bad", ["x", '""'])
-def test_a_value_of_another_type_is_a_failed_record(tmp_path: Path, type: Any, bad: str) -> None:
+def test_a_value_of_another_type_is_a_failed_record(tmp_path: Path, type: Any) -> None:
     good = {bool: "true", dt.date: "2024-03-01", dt.datetime: "2024-03-01"}.get(type, "1")
     rows = [good] * 10
-    rows[6] = bad
+    rows[6] = "x"
     content = "k,v\n" + "".join(f"{k},{v}\n" for k, v in enumerate(rows))
     source = sources.Csv(write(tmp_path / "x.csv", content.encode()), types={"v": type})
     where = context("dead_letter")
     assert [row["k"] for row in drain(source.reader(source.splits(1), where))] == [0, 1, 2, 3, 4, 5, 7, 8, 9]
     letters = where.errors.dead_letters
     assert letters is not None
-    assert [letter.record for letter in letters] == [{"k": "6", "v": bad.strip('"')}]
-    assert f"row at byte {content.index(f'6,{bad}')}: column 'v'" in letters[0].error
+    assert [letter.record for letter in letters] == [{"k": "6", "v": "x"}]
+    assert f"row at byte {content.index('6,x')}: column 'v'" in letters[0].error
 
 
 @pytest.mark.parametrize("header", [True, False])
@@ -233,15 +235,16 @@ def test_offsets_make_datetimes_aware(tmp_path: Path, header: bool, all_columns:
     found, errors = read(times)
     assert found == [noon, noon + dt.timedelta(seconds=0.5)]
     assert len(errors) == 3
-    assert f"where values have none, give types={{'{name}': pyarrow.timestamp(\"us\")}}" in errors[0]
-    assert "assume_timezone" not in errors[0]
+    assert f"where values have none, give it, as in types={{'{name}': pyarrow.timestamp(\"us\")}}" in errors[0]
     found, errors = read(times[2:])
     assert (found, len(errors)) == ([dt.datetime(2024, 3, 1, 12), dt.datetime(2024, 3, 1)], 1)
 
 
 def test_a_datetime_with_an_offset_in_a_column_without(tmp_path: Path) -> None:
     source = sources.Csv(write(tmp_path / "x.csv", b"at\n2024-03-01T12:00:00Z\n"), types={"at": pa.timestamp("us")})
-    with pytest.raises(RecordError, match=r"have one, give types=\{'at': pyarrow.timestamp\(\"us\", \"UTC\"\)\}"):
+    with pytest.raises(
+        RecordError, match=r"have one, give it, as in types=\{'at': pyarrow.timestamp\(\"us\", \"UTC\"\)\}"
+    ):
         read_all(source)
 
 
@@ -267,7 +270,7 @@ def test_a_type_that_only_later_rows_do_not_have(tmp_path: Path) -> None:
     rows[250_000] = "many,1"
     path = write(tmp_path / "x.csv", ("id,n\n" + "\n".join(rows)).encode())
     source = sources.Csv(path)
-    with pytest.raises(RecordError, match=r"row at byte \d+: column 'id': .*int64: invalid value 'many'"):
+    with pytest.raises(RecordError, match=r"row at byte \d+: column 'id': .*'many' as a scalar of type int64"):
         read_all(source)
     where = context("skip")
     found = drain(source.reader(source.splits(1), where), 8192)
@@ -421,7 +424,6 @@ fields = st.text(alphabet="ab ,;\"'\n\r\té\u2028\U0001f600", max_size=6)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
 @pytest.mark.parametrize("value", ["ab\r\nc", "\r\n", "\r\r\n\n\r", "\r" * 9])
 def test_line_ends_in_values_are_kept_wherever_blocks_begin(tmp_path: Path, encoding: str, value: str) -> None:
-    """pyarrow drops a line feed that begins a block when the block before ends with a carriage return."""
     for padding in range(28):
         rows = [{"a": "x" * padding, "b": value}, {"a": value, "b": "y" * 30}, {"a": "", "b": value}]
         content = "a,b\r\n" + "".join(f'"{row["a"]}","{row["b"]}"\r\n' for row in rows)
@@ -613,7 +615,16 @@ def test_rows_are_the_same_wherever_blocks_begin(
     rows: list[Any] = []
     data = content.encode().removeprefix(b"\xef\xbb\xbf")
     if data.strip(b"\r\n"):
-        schema = pa.schema({"x": pa.string(), "y": pa.string()})
-        rows = source.parse(data, ["x", "y"], schema, bad=skip).to_pylist()
+        dialect = pa_csv.ParseOptions(
+            quote_char=options.get("quote", '"') or False,
+            double_quote="escape" not in options,
+            escape_char=options.get("escape", False),
+            newlines_in_values=True,
+            invalid_row_handler=skip,
+        )
+        columns = pa_csv.ConvertOptions(column_types={"x": pa.string(), "y": pa.string()})
+        whole = pa_csv.ReadOptions(use_threads=False, block_size=1 << 20, column_names=["x", "y"])
+        # A row may begin with what is no byte order mark there, and would be dropped.
+        rows = pa_csv.read_csv(io.BytesIO(b"\n" + data), whole, dialect, columns).to_pylist()
     with mock.patch.object(blocks, "BLOCK", block):
         assert resumed(source, limit, "skip") == (rows, len(bad))

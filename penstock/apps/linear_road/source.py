@@ -61,9 +61,6 @@ class TrafficSource(Source):
         pace = "as fast as possible" if self.speed is None else f"{self.speed:g} s in a second"
         return f"TrafficSource({traffic.xways} expressways, {traffic.seconds:,} s, {pace})"
 
-    def __repr__(self) -> str:
-        return self.describe()
-
 
 class _Way:
     """Holds the position in the traffic of an expressway."""

@@ -81,9 +81,6 @@ class Arrow(Source[dict[str, Any]]):
     def describe(self) -> str:
         return f"Arrow({', '.join(map(repr, self.patterns))})"
 
-    def __repr__(self) -> str:
-        return self.describe()
-
 
 def _open(file: Any) -> Any:
     is_file = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC

@@ -219,6 +219,23 @@ class Source(ABC, Generic[T_co]):
         """Returns the text that `flow.explain()` shows."""
         return type(self).__name__
 
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+def sampled(source: Source[Any], splits: list[Split], rows: int) -> Any:
+    """Returns about this many rows of splits that a ColumnReader reads; see Source.sample."""
+    reader: Any = source.reader(splits, SourceContext("sample", 0, 1, ErrorHandler("sample", "skip")))
+    parts: list[Any] = []
+    try:
+        while rows > 0 and not reader.finished:
+            if len(part := reader.read_arrow(rows)):
+                parts.append(part)
+                rows -= len(part)
+    finally:
+        reader.close()
+    return together(parts) if parts else None
+
 
 def share(splits: list[Split], parallelism: int) -> list[list[Split]]:
     """Returns the splits of each of `parallelism` tasks. The heaviest split comes first, and goes to the task with the

@@ -1,8 +1,9 @@
 """CSV files as a source: dicts, one a row, or Arrow columns.
 
 A quoted field may hold line ends, so a file is divided into blocks of whole rows from its beginning on, and is one
-split. pyarrow parses a block at once. If a row of it cannot be read, the block is halved until this row is alone: it is
-a failed record of its own. An offset is a position in bytes after a row, as in TextFiles.
+split. The csv module divides the rows of a block into fields, and pyarrow turns each column of texts into values. If
+one of them is no value of its type, the rows are taken one by one: a row that cannot be read is a failed record of its
+own. An offset is a position in bytes after a row, as in TextFiles.
 
 It must never lose or change another row on account of a bad one, nor let one file's first rows say what a column is
 when another file's first rows say something else.
@@ -13,20 +14,19 @@ from __future__ import annotations
 import codecs
 import datetime as dt
 import decimal
-import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import compute, csv
+from pyarrow import compute
 
 from penstock.runtime.errors import CodecError, FlowError, SourceError, shorten
-from penstock.runtime.records.userfunc import ErrorHandler
-from penstock.runtime.sources.base import ColumnReader, Source, SourceContext, Split, together
+from penstock.runtime.sources.base import ColumnReader, Source, SourceContext, Split, sampled
 from penstock.runtime.sources.blocks import FileRange, LineBlocks
-from penstock.runtime.sources.csv_rows import RowBlocks, RowEnds, is_packed
+from penstock.runtime.sources.csv_rows import Dialect, RowBlocks, is_packed
 from penstock.runtime.sources.files import TEXT_RATIO, LineReader
 from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Unreadable, readable
@@ -46,8 +46,14 @@ _TYPES: dict[Any, pa.DataType | None] = {
     dt.datetime: None,  # the first values show whether they have offsets
 }
 _RECORD_BYTES = 1 << 20
-_HAS_OFFSET = r"^\s*\d{4}-\d{2}-\d{2}[ T]\d{2}.*(Z|[+-]\d{2}(:?\d{2})?)\s*$"  # a time such as "2024-03-01 12:30+02:00"
-_WHERE = re.compile(r"In CSV column #(\d+): (?:Row #\d+: )?(.*)", re.DOTALL)
+_AWARE = pa.timestamp("us", "UTC")
+_HAS_OFFSET = re.compile(r"\d{4}-\d{2}-\d{2}[ T]\d{2}.*(Z|[+-]\d{2}(:?\d{2})?)")  # such as "2024-03-01 12:30+02:00"
+#: The types that have the values of two others.
+_WIDER = ((pa.float64(), {pa.int64(), pa.float64()}), (pa.timestamp("s"), {pa.timestamp("s"), pa.date32()}))
+#: The types that texts may show, the narrowest first.
+_SHOWN = (
+    *(pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("s", "UTC"), pa.float64()),
+)
 
 
 class Csv(Source[dict[str, Any]]):
@@ -73,8 +79,8 @@ class Csv(Source[dict[str, Any]]):
     `widen`: what happens when the first rows of a file do not fit the type that those of the files before it show.
     False: a SourceError before the start. True: the column has the wider type: whole numbers become numbers, dates
     become times, and all else becomes text.
-    `null_values`: the words that stand for None, where they are not quoted, in all columns (None: an empty field is
-    None in columns that are not text, and "" in those that are).
+    `null_values`: the words that stand for None in all columns (None: an empty field is None in columns that are not
+    text, and "" in those that are).
     `delimiter`, `quote` (None: there are no quotes), `escape` (None: a quote in quotes is doubled): one character each.
     `encoding`: of the files; a byte order mark of UTF-8 is dropped.
     `max_record_bytes`: the longest row, so that memory stays bounded.
@@ -133,9 +139,11 @@ class Csv(Source[dict[str, Any]]):
             raise FlowError(
                 f"Csv: encoding={shorten(encoding)}; it must be a text encoding that Python knows, such as 'utf-8'"
             ) from None
-        self.delimiter = delimiter
-        self.quote = quote
-        self.escape = escape
+        self._dialect_of = delimiter, quote, escape
+        try:
+            self.dialect()
+        except (TypeError, ValueError) as error:
+            raise FlowError(f"Csv: delimiter, quote and escape cannot be used together: {error}") from None
         self.null_values = None if null_values is None else list(null_values)
         self.encoding = encoding
         self.max_record_bytes = whole(max_record_bytes, "Csv: max_record_bytes")
@@ -163,16 +171,7 @@ class Csv(Source[dict[str, Any]]):
 
     def sample(self, rows: int) -> Any:
         """Returns a sample of the rows; see Source.sample."""
-        reader = self.reader(self.splits(1), SourceContext("sample", 0, 1, ErrorHandler("sample", "skip")))
-        parts: list[Any] = []
-        try:
-            while rows > 0 and not reader.finished:
-                if len(part := reader.read_arrow(rows)):
-                    parts.append(part)
-                    rows -= len(part)
-        finally:
-            reader.close()
-        return together(parts) if parts else None
+        return sampled(self, self.splits(1), rows)
 
     def describe(self) -> str:
         text = ", ".join(map(repr, self.patterns))
@@ -180,46 +179,33 @@ class Csv(Source[dict[str, Any]]):
             text += f", columns={self.columns!r}"
         return f"Csv({text})"
 
-    def __repr__(self) -> str:
-        return self.describe()
+    def dialect(self) -> Dialect:
+        """Returns how the files tell fields and rows apart."""
+        return Dialect(*self._dialect_of)
 
-    # --- how rows are parsed -------------------------------------------------------------------------------------
+    def nulls(self, type: pa.DataType) -> frozenset[str]:
+        """Returns the words that stand for None in a column of this type."""
+        of_text = pa.types.is_string(type) or pa.types.is_binary(type)
+        return frozenset(self.null_values if self.null_values is not None else () if of_text else ("",))
 
-    def parse(
-        self,
-        data: bytes,
-        names: list[str] | None,
-        types: Any,
-        columns: list[str] | None = None,
-        bad: Callable[[Any], str] | None = None,
-    ) -> pa.RecordBatch:
-        """Parses whole rows. `names` are of all columns (None: the first row has them), `columns` of those that are
-        wanted (None: all), `types` of those that have a type already; `bad` is called for rows of a wrong length.
-        Raises pyarrow.ArrowInvalid when a row cannot be read."""
-        binary = types is _BYTES
-        if data.startswith(codecs.BOM_UTF8):
-            data = b"\n" + data  # a row may begin with what is no byte order mark here, and would be dropped
-        table = csv.read_csv(
-            io.BytesIO(data),
-            csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
-            csv.ParseOptions(
-                delimiter=self.delimiter,
-                quote_char=self.quote or False,
-                double_quote=self.quote is not None and self.escape is None,
-                escape_char=self.escape or False,
-                newlines_in_values=self.quote is not None or self.escape is not None,
-                invalid_row_handler=bad,
-            ),
-            csv.ConvertOptions(
-                column_types={name: pa.binary() for name in names or ()} if binary else types,
-                null_values=[""] if self.null_values is None else self.null_values,
-                strings_can_be_null=binary or self.null_values is not None,
-                quoted_strings_can_be_null=False,
-                include_columns=columns,
-            ),
-        )
-        batches = table.combine_chunks().to_batches()
-        return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+    def converted(self, texts: Sequence[str], type: pa.DataType) -> Any:
+        """Returns the values of a column, as a list of texts or an Arrow array. Raises ValueError when a text is no
+        value of the type."""
+        nulls = self.nulls(type)
+        if not nulls.isdisjoint(texts):
+            texts = [None if text in nulls else text for text in texts]  # type: ignore[misc]
+        if pa.types.is_string(type):
+            return texts
+        if pa.types.is_binary(type):
+            return pa.array([text and text.encode("utf-8", "surrogateescape") for text in texts], type)
+        column = compute.utf8_trim_whitespace(pa.array(texts, pa.string()))
+        if pa.types.is_null(type):
+            if column.null_count < len(column):
+                raise ValueError("it had no value in the first rows of the files, so that its type is not known")
+            return pa.nulls(len(column))
+        if pa.types.is_time(type):  # which Arrow makes of times with a date only
+            column = compute.binary_join_element_wise("1970-01-01T", column, "").cast(pa.timestamp(type.unit))
+        return column.cast(type)
 
     # --- which columns there are, and of which types -------------------------------------------------------------
 
@@ -234,28 +220,40 @@ class Csv(Source[dict[str, Any]]):
     def _columns(self, files: list[FileRange]) -> tuple[list[str], pa.Schema]:
         """Returns the names of all columns, and the types of the columns to read, as the first rows of all files show
         them."""
-        known: dict[str, pa.Schema] = {}  # of the first file that has columns
-        shown: dict[str, _Shown] = {}
+        names: list[str] = []
+        nothing = (pa.null(), "")
+        shown: dict[str, tuple[pa.DataType, str]] = {}  # the type of a column, and the file that shows it
+        first: dict[str, pa.Schema] = {}
         for file in files:
-            names, rows = self._beginning(file)
-            if not names:
+            mine, rows = self._beginning(file)
+            if not mine:
                 continue
-            mine = {file.path: pa.schema([(name, pa.null()) for name in names])}
-            if not known:
-                self._check_columns(file.path, names)
-                known = mine
-                shown = {name: _Shown(name) for name in self.columns or names}
-            check_schemas("Csv", known | mine)
-            for name, type in self._types_in(file.path, names, rows):
-                if self._asked(name) is None:
-                    shown[name].add(type, file.path, self.widen)
-                elif _has_zone(type):
-                    shown[name].type = type
-        if not known:
-            names = self._nameless(files)
-            return names, pa.schema([(name, pa.null()) for name in names])
-        schema = pa.schema([(name, self._type(name, one.type)) for name, one in shown.items()])
-        return next(iter(known.values())).names, schema
+            schema = {file.path: pa.schema([(name, pa.null()) for name in mine])}
+            if not names:
+                self._check_columns(file.path, mine)
+                names, first = mine, schema
+            check_schemas("Csv", first | schema)
+            for name, type in self._types_in(names, rows):
+                shown[name] = self._wider(name, shown.get(name, nothing), (type, file.path))
+        names = names or self._nameless(files)
+        return names, pa.schema([(each, self._type(each, *shown.get(each, nothing))) for each in self.columns or names])
+
+    def _wider(self, name: str, a: tuple[pa.DataType, str], b: tuple[pa.DataType, str]) -> tuple[pa.DataType, str]:
+        """Returns the type that has the values of both types, which two files show of a column, and one of the files.
+        Raises SourceError when the first type does not."""
+        if a[0] == b[0] or pa.types.is_null(b[0]):
+            return a
+        if pa.types.is_null(a[0]):
+            return b
+        wider = next((each for each, both in _WIDER if {a[0], b[0]} == both), pa.string())
+        if wider != a[0] and not self.widen:
+            known = {type: kind.__name__ for kind, type in _TYPES.items()} | {pa.timestamp("s"): "datetime"}
+            raise SourceError(
+                f"Csv: column {name!r} has the type {a[0]} in the first rows of {a[1]!r}, and {b[0]} in those of "
+                f"{b[1]!r}. Say which type it has, as in types={{{name!r}: {known.get(wider, wider)}}}, or let the "
+                "column have the wider type of all files with widen=True."
+            )
+        return a if wider == a[0] else (wider, b[1])
 
     def _nameless(self, files: list[FileRange]) -> list[str]:
         """Returns the names of the columns when no file has a row."""
@@ -284,97 +282,57 @@ class Csv(Source[dict[str, Any]]):
             blocks.close()
         if isinstance(self.header, list):
             return self.header, rows
-        row = blocks.header if self.header else next((rows[start:end] for start, end in blocks.rows.of(rows)), b"")
-        if not row:
-            return [], b""
+        dialect = self.dialect()
         try:
-            names = self.parse(row + b"\n", None, None).schema.names
-        except (pa.ArrowException, UnicodeError) as error:
+            data = blocks.header if self.header else rows
+            row = next(filter(None, dialect.rows(data.decode("utf-8", "strict" if self.header else "replace"))), [])
+        except UnicodeError as error:
             raise SourceError(f"Csv: cannot read the first row of {file.path!r}: {error}") from error
-        return list(names) if self.header else [f"_{i + 1}" for i in range(len(names))], rows
+        return row if self.header else [f"_{i + 1}" for i in range(len(row))], rows
 
-    def _types_in(self, path: str, names: list[str], rows: bytes) -> Iterable[tuple[str, pa.DataType]]:
+    def _types_in(self, names: list[str], rows: bytes) -> Iterator[tuple[str, pa.DataType]]:
         """Finds the types that the first rows of a file show, of columns whose type is to be found out."""
-        given = {name: pa.binary() for name in names if self._asked(name) not in (None, dt.datetime)}
-        if not rows.strip(b"\r\n") or len(given) == len(names):
-            return
-        try:
-            found = self.parse(rows, names, given, self.columns, lambda row: "skip")
-        except (pa.ArrowException, UnicodeError) as error:
-            raise SourceError(f"Csv: cannot read the first rows of {path!r}: {error}") from error
-        for name, column in zip(found.schema.names, found.columns, strict=True):
-            type = column.type
-            if self._asked(name) is dt.datetime:
-                # Where not all are times, maybe a bad value is among them.
-                if pa.types.is_string(type) and compute.any(compute.match_substring_regex(column, _HAS_OFFSET)).as_py():
-                    type = pa.timestamp("us", "UTC")
-            elif pa.types.is_binary(type) or (pa.types.is_timestamp(type) and type.unit == "ns"):
-                type = pa.string()  # text that is not valid, or nanoseconds, which Python does not have
-            yield name, type
+        found = self.dialect().rows(rows.decode("utf-8", "surrogateescape"))
+        columns = dict(zip(names, zip(*(row for row in found if len(row) == len(names)), strict=True), strict=False))
+        for name in self.columns or names:
+            if name in columns and self._asked(name) in (None, dt.datetime):
+                yield name, self._type_of(columns[name], self._asked(name))
+
+    def _type_of(self, texts: Sequence[str], asked: Any) -> pa.DataType:
+        """Returns the type that the texts of a column show."""
+        nulls = self.nulls(pa.null())
+        texts = [text for text in texts if text not in nulls]
+        if asked is dt.datetime:  # where not all are times, maybe a bad value is among them
+            return _AWARE if any(_HAS_OFFSET.fullmatch(text.strip()) for text in texts) else pa.null()
+        for type in _SHOWN if texts else (pa.null(),):
+            try:
+                self.converted(texts, type)
+            except ValueError:
+                continue
+            return type
+        return pa.string()
 
     def _asked(self, name: str) -> Any:
         """Returns the type that the user gave for a column: a pyarrow.DataType, datetime or None."""
         return self.types.get(name) if isinstance(self.types, dict) else self.types
 
-    def _type(self, name: str, shown: pa.DataType) -> pa.DataType:
+    def _type(self, name: str, shown: pa.DataType, where: str) -> pa.DataType:
         asked = self._asked(name)
         if asked is dt.datetime:
-            return pa.timestamp("us", "UTC" if _has_zone(shown) else None)
+            return shown if where else pa.timestamp("us")
         return asked or shown
 
     def blocks(self, file: FileRange, offset: int | None) -> RowBlocks:
         """Opens a file."""
-        ends = RowEnds(self.delimiter, self.quote, self.escape)
-        return RowBlocks(file, offset, ends, self.header is True, self.encoding, self.max_record_bytes)
-
-
-_BYTES: Any = object()  # as types: fields become their bytes, or None where a field may be None
-
-
-class _Shown:
-    """Gathers the type of one column from the first rows of files."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._where = ""
-        self.type = pa.null()
-
-    def add(self, type: pa.DataType, path: str, widen: bool) -> None:
-        """Adds the types that the first rows of one more file show. Raises SourceError when they do not fit."""
-        wider = _wider(self.type, type)
-        if wider != self.type and not pa.types.is_null(self.type) and not widen:
-            known = {type: kind.__name__ for kind, type in _TYPES.items()} | {pa.timestamp("s"): "datetime"}
-            raise SourceError(
-                f"Csv: column {self._name!r} has the type {self.type} in the first rows of {self._where!r}, and "
-                f"{type} in those of {path!r}. Say which type it has, as in types={{{self._name!r}: "
-                f"{known.get(wider, wider)}}}, or let the column have the wider type of all files with widen=True."
-            )
-        if wider != self.type:
-            self.type, self._where = wider, path
-
-
-def _has_zone(type: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(type) and type.tz)
-
-
-def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType:
-    """Returns the type that has the values of both types."""
-    if a == b or pa.types.is_null(b):
-        return a
-    if pa.types.is_null(a):
-        return b
-    for both in ({pa.int64(), pa.float64()}, {pa.timestamp("s"), pa.date32()}):
-        if {a, b} == both:
-            return pa.float64() if pa.float64() in both else pa.timestamp("s")
-    return pa.string()
+        return RowBlocks(file, offset, self.dialect(), self.header is True, self.encoding, self.max_record_bytes)
 
 
 @dataclass(frozen=True)
 class CsvFile(FileRange):
     """Names one file, all of its columns, and the types of the columns to read."""
 
-    names: list[str] | None = None
-    schema: pa.Schema | None = None
+    names: Sequence[str] = ()
+    schema: Any = None
 
 
 class CsvReader(LineReader, ColumnReader):
@@ -383,7 +341,7 @@ class CsvReader(LineReader, ColumnReader):
     def __init__(self, source: Csv, splits: list[Split], context: SourceContext) -> None:
         super().__init__(splits, context, None, source.max_record_bytes, "Csv")
         self._csv = source
-        self._rows = RowEnds(source.delimiter, source.quote, source.escape)
+        self._dialect = source.dialect()
 
     def read_arrow(self, limit: int) -> Any:
         """Returns rows as a RecordBatch; see ColumnReader.read_arrow."""
@@ -394,87 +352,80 @@ class CsvReader(LineReader, ColumnReader):
                 if not isinstance(rows, list):
                     return rows
                 return pa.RecordBatch.from_pylist(readable(rows, self._context.errors), split.payload.schema)
-            self._advance()
+            self._advance(columns=True)
         return pa.RecordBatch.from_pylist([])
 
     def _open(self, split: Split) -> LineBlocks:
         return self._csv.blocks(split.payload, split.offset)
 
     def _decoded(self, split: Split, data: bytes, base: int, columns: bool) -> Block:
+        file = split.payload
         try:
-            return Block(base, data, self._parse(split.payload, data), clean=True, ends=self._ends)
-        except pa.ArrowInvalid:
-            records = self._each(split.payload, data, base, self._rows.of(data))
-            return Block(base, data, records, clean=False, ends=self._ends)
+            records, clean = self._converted(file, self._rows(data.decode()), columns), True
+        except ValueError:
+            places = zip(self._rows(data.decode("utf-8", "surrogateescape")), self._dialect.of(data), strict=True)
+            records, clean = [self._row(file, row, data[at:end], base + at) for row, (at, end) in places], False
         except pa.ArrowException as error:  # a type that no text can be turned into
-            raise SourceError(f"Csv: cannot read {split.payload.path!r}: {error}") from error
+            raise SourceError(f"Csv: cannot read {file.path!r}: {error}") from error
+        return Block(base, data, records, clean, ends=self._ends)
+
+    def _rows(self, text: str) -> list[list[str]]:
+        return list(filter(None, self._dialect.rows(text)))  # blank lines have no fields
 
     def _ends(self, data: bytes) -> list[int]:
-        return [end for _, end in self._rows.of(data)]
+        return [end for _, end in self._dialect.of(data)]
 
-    def _parse(self, file: CsvFile, rows: bytes) -> pa.RecordBatch:
-        if not rows.strip(b"\r\n"):
-            return pa.RecordBatch.from_pylist([], file.schema)
-        return self._csv.parse(rows, file.names, file.schema, self._csv.columns)
+    def _converted(self, file: CsvFile, rows: list[list[str]], as_columns: bool) -> Any:
+        """Returns rows as dicts, or as a RecordBatch. Raises ValueError when one of them cannot be read."""
+        names, schema = file.names, file.schema
+        if odd := set(map(len, rows)) - {len(names)}:
+            raise ValueError(f"it has {odd.pop()} fields, and the file {len(names)} columns")
+        found = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(names, ())
+        columns = []
+        for field in schema:
+            try:
+                if len(rows) == 1 and not pa.types.is_binary(field.type):
+                    found[field.name][0].encode()  # blocks are valid, and of others each row comes alone
+                columns.append(self._csv.converted(found[field.name], field.type))
+            except ValueError as error:
+                said = "invalid UTF8 data" if isinstance(error, UnicodeError) else f"{error}{_remedy(field, error)}"
+                raise ValueError(f"column {field.name!r}: {said}") from error
+        if as_columns:
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        values = [column.to_pylist() if isinstance(column, pa.Array) else column for column in columns]
+        return list(map(dict, map(zip, repeat(schema.names), zip(*values, strict=True))))
 
-    def _each(self, file: CsvFile, data: bytes, base: int, rows: list[tuple[int, int]]) -> list[Any]:
-        """Returns the rows that can be read, and an Unreadable for each of the others."""
-        if not rows:
-            return []
+    def _row(self, file: CsvFile, row: list[str], data: bytes, at: int) -> Any:
+        """Returns the record of a row, or an Unreadable."""
         try:
-            return list(self._parse(file, data[rows[0][0] : rows[-1][1]]).to_pylist())
-        except pa.ArrowInvalid as error:
-            if len(rows) > 1:
-                half = len(rows) // 2
-                return self._each(file, data, base, rows[:half]) + self._each(file, data, base, rows[half:])
-            (start, end) = rows[0]
-            record, problem = self._bad(file, data[start:end], error)
-            where = f"{file.path}, row at byte {base + start}"
-            return [Unreadable(record, CodecError(f"{where}: {problem}"))]
-
-    def _bad(self, file: CsvFile, row: bytes, error: Exception) -> tuple[Any, str]:
-        """Returns the record that stands for an unreadable row, and the error in the row."""
-        assert file.schema is not None
-        lengths: list[Any] = []
-
-        def bad(row: Any) -> str:
-            lengths.append((row.actual_columns, row.expected_columns))
-            return "skip"
-
-        try:
-            fields = self._csv.parse(row, file.names, _BYTES, bad=bad).to_pylist()
-        except pa.ArrowInvalid:
-            fields = []
-        if lengths or not fields:
-            problem = f"it has {lengths[0][0]} fields, and the file {lengths[0][1]} columns" if lengths else str(error)
-            return row.rstrip(b"\r\n").decode("utf-8", "replace"), problem
-        # An empty field is a text where the column has texts, as in the rows that can be read.
-        texts = [] if self._csv.null_values is not None else file.schema
-        nothing = {field.name: "" for field in texts if pa.types.is_string(field.type)}
-        record = {
-            name: nothing.get(name) if value is None else value.decode("utf-8", "replace")
-            for name, value in fields[0].items()
-        }
-        return record, _said(error, file.schema)
+            return self._converted(file, [row], False)[0]
+        except ValueError as error:
+            record: Any = data.rstrip(b"\r\n").decode("utf-8", "replace")
+            if len(row) == len(file.names):
+                texts = dict(zip(file.names, row, strict=True))
+                record = {
+                    field.name: None if text in self._csv.nulls(field.type) else _replaced(text)
+                    for field in file.schema
+                    for text in (texts[field.name],)
+                }
+            return Unreadable(record, CodecError(f"{file.path}, row at byte {at}: {error}"))
 
 
-def _said(error: Exception, schema: pa.Schema) -> str:
-    match = _WHERE.fullmatch(str(error))
-    if match is None:
-        return str(error)
-    name, said = schema.names[int(match.group(1))], match.group(2)
-    if pa.types.is_null(schema.field(name).type):
-        return (
-            f"column {name!r}: it had no value in the first rows of the files, so that its type is not known; give it, "
-            f"as in types={{{name!r}: str}}"
-        )
+def _replaced(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _remedy(field: pa.Field, error: ValueError) -> str:
+    """Returns the end of the error of a column's value."""
     for wrong, where, right in (
-        ("expected no zone offset in", "where values have one", 'pyarrow.timestamp("us", "UTC")'),
-        ("expected a zone offset in", "where values have none", 'pyarrow.timestamp("us")'),
+        ("its type is not known", "give it", "str"),
+        ("expected no zone offset", "where values have one, give it", 'pyarrow.timestamp("us", "UTC")'),
+        ("expected a zone offset", "where values have none, give it", 'pyarrow.timestamp("us")'),
     ):
-        if wrong in said:
-            said = f"{said.split('. If these timestamps')[0]}; {where}, give types={{{name!r}: {right}}}"
-    return f"column {name!r}: {said}"
+        if wrong in str(error):
+            return f"; {where}, as in types={{{field.name!r}: {right}}}"
+    return ""
 
 
 def _names(names: Any, option: str, wanted: str) -> list[str]:

@@ -1,18 +1,19 @@
-"""Divides a CSV file into blocks of whole rows.
+"""Divides a CSV file into blocks of whole rows, and rows into fields, by the csv module.
 
 A quoted field may hold line ends, so nobody can tell where a row begins without having read all before it: a file is
 read from its beginning, or from the end of a row. It must never return part of a row, nor a row that is longer than
-allowed, and always find the same rows as pyarrow, which parses them.
+allowed.
 """
 
 from __future__ import annotations
 
 import codecs
-import re
+import csv
+import io
+from collections.abc import Iterator
 from io import FileIO
+from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from penstock.runtime.errors import SourceError
 from penstock.runtime.sources.blocks import FileRange, LineBlocks
@@ -24,64 +25,67 @@ def is_packed(path: str) -> bool:
     return path.lower().endswith(".gz")
 
 
-class RowEnds:
-    """Finds the ends of rows in bytes that begin with a row. A line end in quotes, or escaped, does not end a row."""
+class Dialect:
+    """How fields and rows are told apart. Raises ValueError or TypeError for characters that cannot be used together.
+    Penstock's data are UTF-8, in which no other character has the byte of an ASCII one."""
 
     def __init__(self, delimiter: str, quote: str | None, escape: str | None) -> None:
-        self._delimiter, self._quote, self._escape = ((one or "").encode() for one in (delimiter, quote, escape))
-        self._pattern = self._compiled()
+        self._options: dict[str, Any] = {
+            "delimiter": delimiter,
+            "quotechar": quote,
+            "doublequote": escape is None,
+            "escapechar": escape,
+            "quoting": csv.QUOTE_NONE if quote is None else csv.QUOTE_MINIMAL,
+        }
+        self._special = [each.encode() for each in (quote, escape) if each is not None]
+        csv.reader((), **self._options)
 
-    def _compiled(self) -> re.Pattern[bytes]:
-        delimiter, quote, escape = map(re.escape, (self._delimiter, self._quote, self._escape))
-        pattern = rb"(\r\n?|\n)"
-        if escape:  # a quote that follows is no quote, even where the escaped character is a delimiter
-            pattern += b"|" + escape + b"." + (quote + b"*" if quote else b"")
-        if quote:
-            inner = b"[^" + quote + escape + b"]*"
-            pair = escape + b"." if escape else quote + quote
-            pattern += b"|(?:^|(?<=[" + delimiter + rb"\r\n]))" + quote + inner
-            pattern += b"(?:" + pair + inner + b")*(?:" + quote + rb"|.?\Z)"
-        return re.compile(pattern, re.DOTALL)
+    def rows(self, text: str) -> Iterator[list[str]]:
+        """Yields the fields of each row. A blank line has none."""
+        return csv.reader(io.StringIO(text, newline=""), **self._options)
 
-    def ends(self, data: bytes) -> Any:
-        """Returns the ends of all rows and blank lines as a NumPy array. The last row may lack its line end."""
-        ends = self._with_line_end(data)
-        return ends if not data or (len(ends) and ends[-1] == len(data)) else np.append(ends, len(data))
+    def ends(self, data: bytes) -> list[int]:
+        """Returns the ends of all rows and blank lines. The last one may lack its line end."""
+        ends = self._whole(data)
+        return ends if not data or ends[-1:] == [len(data)] else [*ends, len(data)]
 
     def last(self, data: bytes) -> int:
         """Returns the end of the last row that has its line end, or 0. A "\\r" at the end may be half of one."""
-        ends = self._with_line_end(data)
-        ends = ends[: len(ends) - 1] if len(ends) and ends[-1] == len(data) and data.endswith(b"\r") else ends
-        return int(ends[-1]) if len(ends) else 0
+        if not any(special in data for special in self._special):
+            return max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+        ends = self._whole(data)
+        if ends and ends[-1] == len(data) and not data.endswith(b"\n"):
+            ends.pop()
+        return ends[-1] if ends else 0
 
     def of(self, data: bytes) -> list[tuple[int, int]]:
         """Returns the beginnings and ends of all rows, without blank lines."""
-        ends = self.ends(data).tolist()
-        return [(start, end) for start, end in zip([0, *ends], ends, strict=False) if data[start:end].strip(b"\r\n")]
+        return [(start, end) for start, end in pairwise([0, *self.ends(data)]) if data[start:end].strip(b"\r\n")]
 
-    def _with_line_end(self, data: bytes) -> Any:
-        bytes_ = np.frombuffer(data, np.uint8)
-        before = np.append(np.uint8(ord("\n")), bytes_)
-        quotes = np.flatnonzero(bytes_ == self._quote[0]) if self._quote else np.empty(0, np.intp)
-        # As long as each quote that opens follows another field, or doubles a quote, what has an odd number before it
-        # is in quotes. With an escape there are no doubled quotes.
-        may_open = np.frombuffer(self._delimiter + b"\r\n" + (b"" if self._escape else self._quote), np.uint8)
-        if (self._escape and self._escape in data) or not np.isin(before[quotes[::2]], may_open).all():
-            return np.array([match.end() for match in self._pattern.finditer(data) if match[1]], np.intp)
-        half = (bytes_ == ord("\r")) & (np.append(bytes_[1:], np.uint8(0)) == ord("\n"))
-        ends = np.flatnonzero(((bytes_ == ord("\n")) | (bytes_ == ord("\r"))) & ~half) + 1
-        return ends[np.searchsorted(quotes, ends) % 2 == 0] if len(quotes) else ends
+    def _whole(self, data: bytes) -> list[int]:
+        """Returns the ends of all rows but one that ends in quotes, or after an escape."""
+        read, over = 0, False
+
+        def lines() -> Iterator[str]:
+            nonlocal read, over
+            for line in io.StringIO(data.decode("latin-1"), newline=""):  # a character for each byte
+                read += len(line)
+                yield line
+            over = True
+
+        return [read for _ in csv.reader(lines(), **self._options) if not over]
 
 
 class RowBlocks(LineBlocks):
     """Reads the rows of one file, block by block, as UTF-8, without a byte order mark and the header."""
 
     def __init__(
-        self, part: FileRange, offset: int | None, rows: RowEnds, has_header: bool, encoding: str, max_row: int
+        self, part: FileRange, offset: int | None, dialect: Dialect, has_header: bool, encoding: str, max_row: int
     ) -> None:
-        self.rows = rows
         self.header = b""
+        self._dialect = dialect
         self._encoding = encoding
+        csv.field_size_limit(max(csv.field_size_limit(), max_row))  # the limit of this process: rows have their own
         super().__init__(part, offset, max_row, "Csv")
         self._at_header = has_header and self.position == 0
 
@@ -91,12 +95,11 @@ class RowBlocks(LineBlocks):
             block = self._whole_rows()
             if not self._at_header or not block:
                 return block
-            rows = self.rows.of(block)
-            if rows:
-                (start, end), self._at_header = rows[0], False
-                self.header = block[start:end]
-                if end < len(block):
-                    return block[end:]
+            if rows := block.lstrip(b"\r\n"):
+                end, self._at_header = self._dialect.ends(rows)[0], False
+                self.header = rows[:end]
+                if end < len(rows):
+                    return rows[end:]
 
     def _skip_byte_order_mark(self) -> None:
         while self._stream is not None and len(self._tail) < len(codecs.BOM_UTF8):
@@ -114,7 +117,7 @@ class RowBlocks(LineBlocks):
         data, ended = self._tail, False
         self._tail = b""
         while not self._too_long:
-            end = len(data) if ended else self.rows.last(data)
+            end = len(data) if ended else self._dialect.last(data)
             if end or ended:
                 self._tail = data[end:]
                 return self._allowed(data[:end])
@@ -131,20 +134,21 @@ class RowBlocks(LineBlocks):
 
     def _allowed(self, block: bytes) -> bytes:
         """Returns the rows of a block that begin in the file as it was listed, and before a row that is too long."""
-        end = self._part.end
-        beyond = end is not None and self.position + len(block) >= end
-        if block and (beyond or len(block) > self._max_line):
-            ends = self.rows.ends(block)
-            for i in np.flatnonzero(np.diff(ends, prepend=0) > self._max_line)[:1]:
-                self._too_long = True
-                if i == 0:
-                    raise self._line_too_long()
-                ends = ends[:i]
-            block = block[: ends[-1]] if len(ends) else block
-            if end is not None and self.position + len(block) >= end:
-                block = block[: ends[np.searchsorted(ends, end - self.position)]]
-                self._tail = b""
-                self.close()
+        listed = self._part.end
+        if (listed is not None and self.position + len(block) >= listed) or len(block) > self._max_line:
+            kept = 0
+            for start, end in pairwise([0, *self._dialect.ends(block)]):
+                if end - start > self._max_line:
+                    self._too_long = True
+                    break
+                kept = end
+                if listed is not None and self.position + end >= listed:
+                    self._tail = b""
+                    self.close()
+                    break
+            if self._too_long and not kept:
+                raise self._line_too_long()
+            block = block[:kept]
         self.position += len(block)
         return block
 

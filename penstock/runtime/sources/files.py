@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import (
     ColumnReader,
     Reader,
@@ -19,7 +18,7 @@ from penstock.runtime.sources.base import (
     SourceContext,
     Split,
     T_co,
-    together,
+    sampled,
 )
 from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
 from penstock.runtime.sources.gunzip import CorruptGzip
@@ -71,9 +70,6 @@ class LineFiles(Source[T_co]):
 
     def describe(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.patterns))})"
-
-    def __repr__(self) -> str:
-        return self.describe()
 
 
 class TextFiles(LineFiles[str]):
@@ -127,15 +123,7 @@ class TextFiles(LineFiles[str]):
 
     def sample(self, rows: int) -> Any:
         """Returns a sample of the lines; see Source.sample."""
-        reader = self.reader(self.splits(1)[:1], SourceContext("sample", 0, 1, ErrorHandler("sample", "skip")))
-        try:
-            parts: list[Any] = []
-            while rows > 0 and not reader.finished:
-                parts.append(reader.read_arrow(rows))
-                rows -= len(parts[-1])
-        finally:
-            reader.close()
-        return together(parts) if parts else None
+        return sampled(self, self.splits(1)[:1], rows)
 
     def reader(self, splits: list[Split], context: SourceContext) -> TextReader:
         decoder = TextDecoder(self.encoding)

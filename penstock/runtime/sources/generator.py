@@ -140,9 +140,6 @@ class Generator(Source[T_co]):
             parts.append(f"duration={self.duration_ns / 1e9:g} s")
         return f"Generator({', '.join(parts)})"
 
-    def __repr__(self) -> str:
-        return self.describe()
-
 
 class _Track:
     """Holds one split's position in its sequence, and its due times."""

@@ -61,9 +61,6 @@ class Memory(Source[T_co]):
     def describe(self) -> str:
         return f"Memory({len(self._records):,} records)"
 
-    def __repr__(self) -> str:
-        return self.describe()
-
 
 class _MemoryReader(SequentialReader):
     def __init__(self, records: list[Any], splits: list[Split]) -> None:

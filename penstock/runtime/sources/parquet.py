@@ -96,9 +96,6 @@ class Parquet(Source[dict[str, Any]]):
             text += f", filters={self.filters!r}"
         return f"Parquet({text})"
 
-    def __repr__(self) -> str:
-        return self.describe()
-
     def _expression(self) -> Any:
         from pyarrow import parquet
 

@@ -88,9 +88,6 @@ class SocketLines(Source[str]):
     def describe(self) -> str:
         return f"SocketLines({self.host!r}, {self.port})"
 
-    def __repr__(self) -> str:
-        return self.describe()
-
 
 class _SocketReader(Reader):
     def __init__(self, source: SocketLines, splits: list[Split], context: SourceContext) -> None:
