@@ -240,8 +240,6 @@ def test_saved_objects_that_cannot_be_read_are_named_with_their_operator(
     now = type("_Narrow", (), {"__slots__": ("n",), "__module__": __name__})
     monkeypatch.setattr(sys.modules[__name__], "_Narrow", now)
     within = "" if where == "own" else ", in 'value:last'"
-    says = (
-        f"operator 'remember': its saved state{within} cannot be read: .*AttributeError: .*'old'.*an object of _Narrow"
-    )
-    with pytest.raises(CodecError, match=rf"{says} \(of module {__name__}\) cannot be made again .*__setstate__"):
+    says = f"operator 'remember': its saved state{within} cannot be read: .*AttributeError: .*_Narrow.*'old'"
+    with pytest.raises(CodecError, match=f"{says}.*__setstate__"):
         read([snapshot])

@@ -321,15 +321,12 @@ class Leaving:
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (
-            Refused(404, "gone"),
-            r"TypeError: .*record: an object of Refused .*test_codec\) cannot be made again from \('404 gone',\)",
-        ),
-        (Leaving(), r"called sys\.exit\('enough'\)\. .*an object of leave .* cannot be made again from \(\)"),
-        ({"deep": [Moody()]}, r"ValueError: not today\. .*an object of Moody .* cannot be made again from \{'a': 1\}"),
+        (Refused(404, "gone"), r"TypeError: Refused\.__init__\(\) missing 1 required positional argument: 'reason'"),
+        (Leaving(), r"called sys\.exit\('enough'\)\."),
+        ({"deep": [Moody()]}, r"ValueError: not today\."),
     ],
 )
-def test_a_record_that_cannot_be_made_again_is_named(record: object, words: str) -> None:
+def test_a_record_that_cannot_be_made_again_is_an_error(record: object, words: str) -> None:
     if isinstance(record, dict):
         vars(record["deep"][0])["a"] = 1
     code, payload = encode([{1}, record, {2}])
@@ -353,50 +350,37 @@ def class_of_kind(kind: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("before", "value", "now", "words"),
+    ("before", "value", "now"),
     [
-        ("dict", lambda made: made(a=1), "dataclass", "was a dict when objects of it were saved, and is another kind"),
-        ("dict", lambda made: made(a=1, b=2), "list", "was a dict when objects of it were saved, and is another kind"),
-        ("list", lambda made: made([1]), "dict", "was a list when objects of it were saved, and is another kind"),
-        ("list", lambda made: made([1, 2]), "plain", "was a list when objects of it were saved, and is another kind"),
-        ("plain", lambda made: made(), "struct", "is a msgspec.Struct now, and was none when objects of it were saved"),
-        ("dict", lambda made: made(a=1), "struct", "is a msgspec.Struct now, and was none when objects of it"),
-        ("plain", lambda made: {made(): 1}, "not hashable", "is not hashable, and objects of it were saved as keys"),
-        ("plain", lambda made: {1: 1, (1, made()): 1}, "dataclass", "is not hashable, and objects of it were saved"),
-        ("plain", lambda made: {made()}, "not hashable", "is not hashable, and objects of it were saved as keys"),
-        ("plain", lambda made: frozenset([made()]), "not hashable", "is not hashable, and objects of it were saved"),
+        ("dict", lambda made: made(a=1), "dataclass"),
+        ("dict", lambda made: made(a=1, b=2), "list"),
+        ("list", lambda made: made([1]), "dict"),
+        ("list", lambda made: made([1, 2]), "plain"),
+        ("plain", lambda made: made(), "struct"),
+        ("dict", lambda made: made(a=1), "struct"),
+        ("plain", lambda made: {made(): 1}, "not hashable"),
+        ("plain", lambda made: {1: 1, (1, made()): 1}, "dataclass"),
+        ("plain", lambda made: {made()}, "not hashable"),
+        ("plain", lambda made: frozenset([made()]), "not hashable"),
     ],
 )
-def test_a_class_that_has_become_another_kind_of_class_is_named(
-    before: str, value: Any, now: str, words: str, monkeypatch: pytest.MonkeyPatch
+def test_a_class_that_has_become_another_kind_of_class_is_an_error(
+    before: str, value: Any, now: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "Edited", class_of_kind(before))
     code, payload = encode(["x", {"deep": [value(Edited)]}])
     monkeypatch.setattr(sys.modules[__name__], "Edited", class_of_kind(now))
-    says = rf"Edited \(of module {__name__}\) {words}.*Keep the class as it was, give the new class another name"
-    with pytest.raises(CodecError, match=says):
+    with pytest.raises(CodecError, match=r"records cannot be unpickled here: .* keep the class as it was, give it a"):
         decode(code, payload, saved=True)
 
 
 def test_a_class_of_keys_that_is_not_hashable_any_more_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     [(code, payload)] = encode_map({1: 1, (2, Edited()): 2})
     monkeypatch.setattr(sys.modules[__name__], "Edited", class_of_kind("not hashable"))
-    with pytest.raises(CodecError, match=r"Edited .* is not hashable, and objects of it were saved as keys\. Keep the"):
-        decode_map(code, payload)
-
-
-class Choosy(list[int]):
-    def extend(self, values: Any) -> None:
-        raise ValueError("no more")
-
-
-def test_a_list_that_does_not_take_its_items_is_named() -> None:
-    """It is a list still."""
-    code, payload = encode([{1}, Choosy([1, 2])])
     with pytest.raises(
-        CodecError, match=r"ValueError: no more.*record: an object of Choosy .* does not take its items"
+        CodecError, match=r"Edited .* is not hashable, and objects of it were saved as keys\. .* keep the"
     ):
-        decode(code, payload)
+        decode_map(code, payload)
 
 
 EDGES = [n + d for n in (0, 32, 128, 2**8, 2**15, 2**16, 2**31, 2**32, 2**63) for d in (-1, 0, 1)]

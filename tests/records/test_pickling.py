@@ -158,7 +158,7 @@ def test_a_host_that_has_not_joined_a_program_names_its_classes_and_sends_no_cod
 
     program = pickling.Program()
     program.dumps(Order())
-    assert b"_find_or_make" in pickling.dumps(Order())
+    assert b"_begin" in pickling.dumps(Order())
     named = pickling.dumps(Order(), program)
-    assert b"_find_or_make" not in named
+    assert b"_begin" not in named
     assert b"_find" in named

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.runtime._native import pack, pack_frames, pack_part, pack_value_frames
 from penstock.runtime.errors import CodecError, describe, is_interrupt, shorten
-from penstock.runtime.records.pickling import dumps, loads, unhashable, unreadable_part
+from penstock.runtime.records.pickling import dumps, loads, unhashable
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -148,7 +148,7 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
         if is_interrupt(error):
             raise
         if code == PICKLE:
-            raise _unreadable("entries of a map", payload, error, saved=True, keys=keys) from error
+            raise _unreadable("entries of a map", error, saved=True, keys=keys) from error
         raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {describe(error)}") from error
     if len(found) != len(keys):
         raise KeysNowEqual(keys)
@@ -168,7 +168,7 @@ def decode(code: int, payload: Buffer, *, saved: bool = False) -> list[Any]:
         if is_interrupt(error):
             raise
         if code == PICKLE:
-            raise _unreadable("records", payload, error, saved) from error
+            raise _unreadable("records", error, saved) from error
         size = memoryview(payload).nbytes
         raise CodecError(f"received {size} bytes that are no list of code {code}: {describe(error)}") from error
 
@@ -183,29 +183,25 @@ def decode_value(payload: Buffer) -> Any:
     except BaseException as error:  # as in `decode`
         if is_interrupt(error):
             raise
-        raise _unreadable("a value", payload, error, saved=True) from error
+        raise _unreadable("a value", error, saved=True) from error
 
 
-def _unreadable(what: str, payload: Buffer, error: BaseException, saved: bool, keys: Iterable[Any] = ()) -> CodecError:
+def _unreadable(what: str, error: BaseException, saved: bool, keys: Iterable[Any] = ()) -> CodecError:
     what = f"{what} cannot be unpickled here: {describe(error)}."
-    part = unreadable_part(payload) or unhashable(keys)
-    if part and saved and part.kind_changed:
+    if unfit := unhashable(keys):
+        what += f" {unfit.words}."
+    if saved:
         return CodecError(
-            f"{what} {part.words}. Keep the class as it was, give the new class another name and convert the objects "
-            "in a function of the flow, or start the job without the savepoint"
+            f"{what} The class of an object may have been another one when the object was saved: keep the class as it "
+            "was, give it a __setstate__ method that takes what was saved, or give the new class another name and "
+            "convert the objects in a function of the flow; or start the job without the savepoint"
         )
-    if part and saved:
-        return CodecError(
-            f"{what} The first such object: {part.words}. Its class may have been another one when the object was "
-            "saved: keep the class as it was, or give it a __setstate__ method that takes what was saved"
-        )
-    if part:
-        return CodecError(
-            f"{what} The first such record: {part.words}. Give the class a __reduce__ method that returns what its "
-            "objects can be made from, or emit plain data in their stead (numbers, text, tuples, dicts, "
-            "dataclasses). The error policy of an operator does not apply, because no operator has the record"
-        )
-    return CodecError(f"{what} The modules of their classes must be installed, in the same version, in every worker")
+    return CodecError(
+        f"{what} The modules of their classes must be installed, in the same version, in every worker. Give a class "
+        "whose objects cannot be made again a __reduce__ method, or emit plain data in their stead (numbers, text, "
+        "tuples, dicts, dataclasses). The error policy of an operator does not apply, because no operator has the "
+        "record"
+    )
 
 
 def _decoder_of_tuples(code: int) -> _Decode:

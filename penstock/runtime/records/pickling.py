@@ -18,8 +18,8 @@ The program's class always wins; when there is none of this name, CodecError say
 fields of dataclasses, structs and named tuples, so objects that were saved with other fields are noticed, and get each
 value under its name (class_evolution.py). In state, classes that can be imported are named so too.
 
-Classes that a user's function creates while it runs belong to no program. They travel with their code in each list, and
-each process creates them once.
+Classes that a user's function creates while it runs are *strays*, and belong to no program. They travel with their code
+in each list, and each process creates them once.
 
 `loads` must only get bytes of a process of the job, or from its store, because unpickling executes code.
 """
@@ -35,15 +35,15 @@ import uuid
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import EnumMeta
 from itertools import count
-from types import FunctionType, ModuleType
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import cloudpickle
 
-from penstock.runtime.errors import CodecError, shorten
+from penstock.runtime.errors import CodecError
 from penstock.runtime.records import class_layouts, enum_classes, struct_classes
 from penstock.runtime.records.class_evolution import ByName, LayoutChanged, called_class, differs, layout
 from penstock.runtime.records.enum_classes import is_enum
@@ -67,9 +67,8 @@ _complete: weakref.WeakSet[type] = weakref.WeakSet()  # the values of _classes
 _unfinished: dict[type, Name] = {}  # created by definitions that are being read, and still empty
 _readers: list[Program] = []  # programs that read definitions
 
-# For classes that belong to no program: their names, and their code when somebody has asked for it.
+# The names of classes that belong to no program.
 _strays: weakref.WeakKeyDictionary[type, Name] = weakref.WeakKeyDictionary()
-_codes: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
 _token = uuid.uuid4().hex
 _numbers = count()
 
@@ -94,7 +93,11 @@ def dumps(value: Any, program: Program | None = None, *, saved: bool = False) ->
             return _dumped(_Plain, value, saved)
         except Exception:  # the same
             pass
-    return _dumped(_Naming, value, program or _hosted(), saved)
+    with io.BytesIO() as file:
+        pickler = _Naming(file, program or _hosted(), saved)
+        pickler.dump(value)
+        data = file.getvalue()
+    return pickle.dumps(_Definition(_defined, data), PROTOCOL) if pickler.defines else data
 
 
 def loads(data: Buffer) -> Any:
@@ -125,28 +128,19 @@ def _hosted() -> Program | None:
     return found
 
 
-class Unreadable(NamedTuple):
-    """Describes an object that cannot be made again. `kind_changed`: its class was another kind of class when it was
-    saved."""
+class Unhashable(NamedTuple):
+    """Describes a key whose class was hashable when it was saved."""
 
     words: str
-    kind_changed: bool
 
 
-def unreadable_part(data: bytes | bytearray | memoryview) -> Unreadable | None:
-    """Describes the first object in these bytes that cannot be made again. None: nothing is wrong with any object, or
-    a class is missing."""
-    reader = _Explaining(data, _find, _named)
-    with suppress(BaseException):  # the classes of the objects decide what unpickling them raises
-        reader.load()
-    return reader.problem
-
-
-def unhashable(keys: Iterable[Any]) -> Unreadable | None:
+def unhashable(keys: Iterable[Any]) -> Unhashable | None:
     """Describes the first of these keys, or of their parts, that is not hashable. None: there is none."""
     for key in keys:
-        if type(key).__hash__ is None:
-            return Unreadable(f"{_called(type(key))} is not hashable, and objects of it were saved as keys", True)
+        kind: Any = type(key)
+        if kind.__hash__ is None:
+            called = f"{kind.__qualname__} (of module {kind.__module__})"
+            return Unhashable(f"{called} is not hashable, and objects of it were saved as keys")
         if isinstance(key, tuple) and (found := unhashable(key)) is not None:
             return found
     return None
@@ -178,7 +172,7 @@ class Program:
         `loads` or `join`."""
         classes = list(self.classes)
         data = _dumped(_Defining, (classes, value), self._name)
-        return pickle.dumps(_Definition(data), PROTOCOL)
+        return pickle.dumps(_Definition(_with_definitions, data), PROTOCOL)
 
     @classmethod
     def loads(cls, data: bytes) -> tuple[Program, Any]:
@@ -265,27 +259,6 @@ class _Plain(pickle.Pickler):
         return NotImplemented
 
 
-class _Naming(cloudpickle.Pickler):  # type: ignore[misc]
-    """Names the classes of the program. Other classes that cannot be imported travel with their code."""
-
-    def __init__(self, file: io.BytesIO, program: Program | None, saved: bool) -> None:
-        super().__init__(file, protocol=PROTOCOL)
-        self._program = program or _here
-        self._saved = saved
-
-    def reducer_override(self, obj: Any) -> Any:
-        kind = type(obj)
-        if not issubclass(kind, type):
-            if is_enum(kind):
-                return _member(obj, self._program, self._saved)
-            found = _remade(obj)
-            return super().reducer_override(obj) if found is NotImplemented and kind is FunctionType else found
-        if (found := _reference(obj, self._program, self._saved)) is not NotImplemented:
-            return found
-        reduced = super().reducer_override(obj)
-        return (_find_or_make, (_stray(obj), _code(obj))) if _is_definition(reduced) else reduced
-
-
 class _Defining(cloudpickle.Pickler):  # type: ignore[misc]
     """Defines the classes that cannot be imported, under the names that `name` gives them."""
 
@@ -310,91 +283,42 @@ class _Defining(cloudpickle.Pickler):  # type: ignore[misc]
         return _begin, (self._name(obj), make, arguments), (fill, state), None, None, _end
 
 
-class _DefiningStray(_Defining):
-    """Defines a class that belongs to no program. The classes of the program are named."""
+class _Naming(_Defining):
+    """Names the classes of the program. Other classes that cannot be imported travel with their code."""
+
+    def __init__(self, file: io.BytesIO, program: Program | None, saved: bool) -> None:
+        super().__init__(file, self._stray)
+        self.defines = False  # whether code of classes is in the bytes
+        self._program = program or _here
+        self._saved = saved
 
     def reducer_override(self, obj: Any) -> Any:
-        if _here is not None and issubclass(type(obj), type) and (found := _here.reference(obj)) is not None:
-            return _find, found
-        return super().reducer_override(obj)
+        kind = type(obj)
+        found = NotImplemented
+        if issubclass(kind, type):
+            found = _reference(obj, self._program, self._saved)
+        elif is_enum(kind):
+            return _member(obj, self._program, self._saved)
+        return super().reducer_override(obj) if found is NotImplemented else found
 
-
-def _noting(code: str, load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Returns the step of an unpickler that also notes which object the step cannot make."""
-
-    def noting(reader: _Explaining) -> None:
-        stack, outer = list(reader.stack), reader.metastack[-1] if reader.metastack else []
-        try:
-            load(reader)
-        except BaseException as error:
-            reader.problem = _explained(code, stack, outer, error)
-            raise
-
-    return noting
-
-
-def _explained(code: str, stack: list[Any], outer: list[Any], error: BaseException) -> Unreadable | None:
-    """Explains the error of a step of an unpickler, by the objects on its stack before, and below the last mark."""
-    if code == "FROZENSET":
-        return unhashable(stack)
-    if code not in _TAKING_ITEMS:
-        maker, given = stack[-2:]  # a class or function with its arguments, or an object with its state
-        of = maker if callable(maker) else type(maker)
-        if isinstance(error, pickle.UnpicklingError | TypeError) and code == "NEWOBJ" and is_struct(of):
-            return Unreadable(
-                f"{_called(of)} is a msgspec.Struct now, and was none when objects of it were saved", True
-            )
-        return Unreadable(f"an object of {_called(of)} cannot be made again from {shorten(given, 100)}", False)
-    kind, member = _TAKING_ITEMS[code]
-    if code.endswith("S"):  # many items, after a mark
-        holder, items = outer[-1], stack
-    else:
-        at = -3 if code == "SETITEM" else -2
-        holder, items = stack[at], stack[at + 1 :]
-    found = None if member == "append" else unhashable(items[:: 2 if member == "keys" else 1])
-    if found is not None or type(holder) in (list, dict, set):
-        return found
-    called = _called(type(holder))
-    if hasattr(holder, member):
-        return Unreadable(f"an object of {called} does not take its items", False)
-    return Unreadable(f"{called} was {kind} when objects of it were saved, and is another kind of class now", True)
-
-
-# By the step of an unpickler: what takes items in it, and the name of a method that all such classes have.
-_TAKING_ITEMS = {
-    **dict.fromkeys(("APPEND", "APPENDS"), ("a list", "append")),
-    **dict.fromkeys(("SETITEM", "SETITEMS"), ("a dict", "keys")),
-    "ADDITEMS": ("a set", "add"),
-}
-
-
-def _called(of: Any) -> str:
-    name = getattr(of, "__qualname__", type(of).__qualname__)
-    module = getattr(of, "__module__", None)
-    return f"{name} (of module {module})" if module not in (None, "builtins") else str(name)
-
-
-class _Explaining(ByName):
-    """An unpickler that can be watched, which the one in C cannot."""
-
-    metastack: list[list[Any]]
-    problem: Unreadable | None = None
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {**ByName.dispatch}
-
-
-for _step in ("REDUCE", "NEWOBJ", "BUILD", "FROZENSET", *_TAKING_ITEMS):
-    _number = getattr(pickle, _step)[0]
-    _Explaining.dispatch[_number] = _noting(_step, ByName.dispatch[_number])
+    def _stray(self, class_: type) -> Name:
+        self.defines = True
+        with _lock:
+            name = _strays.get(class_)
+            if name is None:
+                name = _strays[class_] = (_token, class_.__module__, class_.__qualname__, next(_numbers))
+                _remember(name, class_)
+        return name
 
 
 class _Definition:
-    """Bytes with definitions of classes. Unpickling it gives the value that came with them."""
+    """Bytes with definitions of classes. Unpickling it gives the value that came with them, as `read` finds it."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, read: Callable[[bytes], Any], data: bytes) -> None:
+        self._reading = read, (data,)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _with_definitions, (self._data,)
+        return self._reading
 
 
 def _dumped(pickler: Callable[..., Any], value: Any, *arguments: Any) -> bytes:
@@ -444,34 +368,9 @@ def _travels(module: str | None) -> bool:
     return module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
 
 
-def _stray(class_: type) -> Name:
-    name = _strays.get(class_)
-    if name is None:
-        with _lock:
-            name = _strays.setdefault(class_, (_token, class_.__module__, class_.__qualname__, next(_numbers)))
-            _remember(name, class_)
-    return name
-
-
-def _code(class_: type) -> bytes:
-    data = _codes.get(class_)
-    if data is None:
-        data = _codes[class_] = _dumped(_DefiningStray, class_, _stray)
-    return data
-
-
 def _remember(name: Name, class_: type) -> None:
     _classes[name] = class_
     _complete.add(class_)
-
-
-def _defined(data: bytes) -> Any:
-    """Returns the object that was pickled together with definitions of classes."""
-    with _lock:
-        try:
-            return loads(data)
-        finally:
-            _unfinished.clear()
 
 
 # --- what pickles call: the names of these functions are in what jobs have saved ---------------------------------
@@ -513,17 +412,13 @@ def _named(token: str, module: str, qualified: str, number: int) -> type:
     return found
 
 
-def _find_or_make(name: Name, code: bytes) -> type:
-    """Returns the class of this name. When this process has none, the code defines it."""
-    found = _classes.get(name)
-    if found is None:
-        with _lock:
-            found = _classes.get(name)
-            if found is None:
-                found = _defined(code)
-                _strays[found] = name
-                _codes[found] = code
-    return found
+def _defined(data: bytes) -> Any:
+    """Returns the object that was pickled together with definitions of classes."""
+    with _lock:
+        try:
+            return loads(data)
+        finally:
+            _unfinished.clear()
 
 
 def _with_definitions(data: bytes) -> Any:

@@ -26,7 +26,7 @@ def is_packed(path: str) -> bool:
 
 
 class Dialect:
-    """How fields and rows are told apart. Raises ValueError or TypeError for characters that cannot be used together.
+    """Tells fields and rows apart. Raises ValueError or TypeError for characters that cannot be used together.
     Penstock's data are UTF-8, in which no other character has the byte of an ASCII one."""
 
     def __init__(self, delimiter: str, quote: str | None, escape: str | None) -> None:
