@@ -586,6 +586,7 @@ def test_a_gzip_file_that_is_damaged_before_its_header_is_refused(tmp_path: Path
 # --- where rows begin ----------------------------------------------------------------------------------------------
 
 
+@example(content=",\\", options={"escape": "\\"}, encoding="utf-8", block=1, limit=1)
 @example(content='"a"";,a\na"\na,a\n', options={"escape": "\\"}, encoding="utf-8", block=40, limit=1)
 @given(
     content=st.text(alphabet='a,"\r\n\\\ufeff', max_size=30),

@@ -370,7 +370,7 @@ class CsvReader(LineReader, ColumnReader):
         return Block(base, data, records, clean, ends=self._ends)
 
     def _rows(self, text: str) -> list[list[str]]:
-        return list(filter(None, self._dialect.rows(text)))  # blank lines have no fields
+        return [row for row in self._dialect.rows(text) if row]  # blank lines have no fields
 
     def _ends(self, data: bytes) -> list[int]:
         return [end for _, end in self._dialect.of(data)]

@@ -40,9 +40,13 @@ class Dialect:
         self._special = [each.encode() for each in (quote, escape) if each is not None]
         csv.reader((), **self._options)
 
-    def rows(self, text: str) -> Iterator[list[str]]:
-        """Yields the fields of each row. A blank line has none."""
-        return csv.reader(io.StringIO(text, newline=""), **self._options)
+    def rows(self, text: str) -> list[list[str]]:
+        """Returns the fields of each row. A blank line has none."""
+        rows = list(csv.reader(io.StringIO(text, newline=""), **self._options))
+        escape = self._options["escapechar"]
+        if escape is not None and (len(text) - len(text.rstrip(escape))) % 2:
+            rows[-1][-1] = rows[-1][-1][:-1]  # the line end that csv finds after an escape at the very end
+        return rows
 
     def ends(self, data: bytes) -> list[int]:
         """Returns the ends of all rows and blank lines. The last one may lack its line end."""
