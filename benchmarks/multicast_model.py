@@ -37,7 +37,7 @@ from penstock.runtime.exchange.message import (
     read_head,
 )
 from penstock.runtime.multicast.building import binomial, non_blocking, sequential
-from penstock.runtime.multicast.queue_model import Cost, affordable_rate
+from penstock.runtime.multicast.queue_model import Cost, greatest_load
 from penstock.runtime.multicast.self_adjustment import AdjustmentOptions
 from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.records.userfunc import ErrorHandler
@@ -506,7 +506,7 @@ def many_nodes(bench: Bench, label: str, measured: Measured) -> None:
                 most,
                 "records/s",
                 peer=f"Eq. 5, queue of {CAPACITY:,}",
-                peer_figure=affordable_rate(len(tree.of(0)), cost, CAPACITY),
+                peer_figure=greatest_load(CAPACITY) / cost.record_s(len(tree.of(0))),
                 config="model",
             )
             for share, value in (("p50", latency.p50_s), ("p99", latency.p99_s)):

@@ -38,7 +38,7 @@ from penstock.runtime.multicast.queue_model import Cost
 from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, decide, look_is_due
 from penstock.runtime.multicast.switch_cost import longest_switch_s
 from penstock.runtime.multicast.tree import Tree
-from penstock.runtime.multicast.tree_switch import Announcement, Phase, SwitchProgress, TreeSwitch
+from penstock.runtime.multicast.tree_switch import Announcement, SwitchProgress, TreeSwitch
 
 Floats = npt.NDArray[np.float64]
 
@@ -375,11 +375,10 @@ class Multicast:
         under_way = _Switching(now_s, (self.limit, limit), SwitchProgress(change, [_LOG]), allowed)
         self._switching = under_way
         self.network.gaps = {}
-        nodes = {step.phase: step.nodes for step in change.steps()}
         if self._stops:  # the paper's sender tells all nodes first that there will be another tree
-            self._tell(now_s, len(nodes[Phase.ANNOUNCE]))
+            self._tell(now_s, len(self.tree.destinations | after.destinations))
         latest = 0.0
-        for node in nodes[Phase.RECONNECT]:
+        for node in change.connecting:
             latest = max(latest, self._reconnect(node, after.parent[node], self._tell(now_s, 1)))
         if self._stops:
             under_way.stopped_s += max(0.0, latest - self.root.free_s)

@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from penstock.runtime.multicast.building import non_blocking
-from penstock.runtime.multicast.least_change import adapted, changed_parents
+from penstock.runtime.multicast.least_change import adapted
 from tests.multicast.brute_force import by_integer_programme
-from tests.multicast.sim import run_seed
+from tests.multicast.sim import changed_parents, run_seed
 from tests.seeds import run_seeds
 
 #: Trees of so many nodes are always changed as little as possible.

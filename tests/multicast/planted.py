@@ -127,13 +127,13 @@ def _a_switch_is_over_when_it_is_announced() -> Any:
 @planted_fault(LEAST, Test("tests/multicast/test_least_change.py::test_few_more_nodes_change_than_must"))
 def _the_last_nodes_come_forward_first() -> Any:
     """The places of a new tree are filled with leaves of the old one, whoever was the parent."""
-    filled = least_change._filled
+    filled = least_change._Change._filled
 
-    def by_layer(problem: Any, great: bool) -> list[int]:
-        found = filled(problem, great)
-        return [found[0], *sorted(found[1:], key=lambda node: -problem.old_layer[node])]
+    def by_layer(self: Any, great: bool) -> list[int]:
+        found = filled(self, great)
+        return [found[0], *sorted(found[1:], key=lambda node: -self._layer[node])]
 
-    return mock.patch.object(least_change, "_filled", by_layer)
+    return mock.patch.object(least_change._Change, "_filled", by_layer)
 
 
 @planted_fault(LEAST, Test("tests/multicast/test_least_change.py::test_nothing_changes_when_nothing_must"))

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.multicast.building import non_blocking, sequential
-from penstock.runtime.multicast.least_change import adapted, changed_parents
+from penstock.runtime.multicast.least_change import adapted
 from penstock.runtime.multicast.tree import Tree
 from tests.multicast.brute_force import by_integer_programme, every_tree
-from tests.multicast.sim import check_shape
+from tests.multicast.sim import changed_parents, check_shape
 
 SEVEN = range(1, 8)
 

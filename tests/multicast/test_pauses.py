@@ -14,7 +14,7 @@ from itertools import count, pairwise
 import pytest
 
 from penstock.runtime.multicast.building import non_blocking
-from penstock.runtime.multicast.least_change import adapted, changed_parents
+from penstock.runtime.multicast.least_change import adapted
 from penstock.runtime.multicast.relay_log import (
     Action,
     Ask,
@@ -28,6 +28,7 @@ from penstock.runtime.multicast.relay_log import (
 )
 from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.multicast.tree_switch import Announcement, SwitchProgress, TreeSwitch
+from tests.multicast.sim import changed_parents
 
 ROOT = 0
 ENTRIES = 60

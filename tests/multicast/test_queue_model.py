@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.multicast.queue_model import (
-    Cost,
-    affordable_limit,
-    affordable_rate,
-    expected_queue,
-    greatest_load,
-    service_rate,
-)
+from penstock.runtime.multicast.queue_model import Cost, affordable_limit, greatest_load
 from penstock.runtime.multicast.reach import binomial_degree
+from tests.multicast.queue_theory import affordable_rate, expected_queue, service_rate
 
 US = 1e-6
 MOST = 100

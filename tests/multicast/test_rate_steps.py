@@ -15,9 +15,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.runtime.multicast.load_monitor import Counters, LoadMonitor
-from penstock.runtime.multicast.queue_model import Cost, affordable_limit, affordable_rate, service_rate
+from penstock.runtime.multicast.queue_model import Cost, affordable_limit
 from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, decide, look_is_due
 from penstock.runtime.multicast.switch_cost import longest_switch_s
+from tests.multicast.queue_theory import affordable_rate, service_rate
 
 Q = 1024
 COST = Cost(5.2e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.runtime.multicast.relay_log import Ask, Connect, Connected, Process, Receipt, RelayLog, RootLog, Send
 from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.multicast.tree_switch import Announcement
+from tests.multicast.sim import reconnected
 
 CHAIN = Tree(0, {0: (1,), 1: (2,), 2: (3,)})
 #: Node 3 leaves node 2 for node 1.
@@ -42,7 +43,7 @@ def test_entries_are_kept_until_the_children_have_them() -> None:
     assert one.kept == 5
     one.receipt(3, 2)
     assert one.kept == 2
-    one.reconnected(3)
+    reconnected(one, 3)
     assert one.take(1, 5, "b") == [Receipt(1, 5), Receipt(0, 5), Process(5, "b")], "it waits for the child's question"
     assert one.asked(3, 4) == [Send(3, 4, "a"), Send(3, 5, "b")]
     assert one.kept == 2
@@ -51,9 +52,9 @@ def test_entries_are_kept_until_the_children_have_them() -> None:
 def test_a_connection_that_breaks_is_asked_over_again() -> None:
     one = relay(2)
     one.take(1, 0, "a")
-    assert one.reconnected(1) == [Ask(1, 1)]
-    assert one.reconnected(0) == [Receipt(0, 0)]
-    assert relay(1).reconnected(0) == [Ask(0, 0), Receipt(0, -1)]
+    assert reconnected(one, 1) == [Ask(1, 1)]
+    assert reconnected(one, 0) == [Receipt(0, 0)]
+    assert reconnected(relay(1), 0) == [Ask(0, 0), Receipt(0, -1)]
 
 
 def test_the_announcement_is_the_last_entry_of_the_old_parent() -> None:
@@ -175,8 +176,8 @@ def test_a_future_parent_whose_connection_broke_sends_again() -> None:
     new.connected(3, 1)
     new.take(0, 0, SHORTER)
     new.take(0, 1, "a")  # and this is lost
-    new.reconnected(3)
-    assert child.reconnected(1) == [Connect(1, 1)]
+    reconnected(new, 3)
+    assert reconnected(child, 1) == [Connect(1, 1)]
     assert new.connected(3, 1) == [Connected(0, 3, 1), Send(3, 1, "a")]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.multicast.queue_model import Cost
-from penstock.runtime.multicast.switch_cost import longest_switch_s, multicast_rate, records_to_pay, wait_s
+from penstock.runtime.multicast.switch_cost import longest_switch_s, multicast_rate, records_to_pay
 
 
 def test_how_long_a_switch_may_take() -> None:
@@ -18,22 +18,6 @@ def test_how_long_a_switch_may_take() -> None:
     assert longest_switch_s(1024, 0, 80_000) == pytest.approx(12.8e-3)
     assert longest_switch_s(1024, 2000, 80_000) == 0
     assert longest_switch_s(1024, 0, 0) == math.inf
-
-
-def test_the_source_waits_where_the_condition_fails() -> None:
-    """The paper's own switch of 126 ms at its own rate."""
-    assert wait_s(0.126, 1024, 700, 60_000) == pytest.approx(0.1206)
-    assert wait_s(0.005, 1024, 700, 60_000) == 0
-    assert wait_s(10, 1024, 1024, 0) == 0
-
-
-@given(switch_s=st.floats(0, 1), capacity=st.floats(1, 1e5), full=st.floats(0, 1), rate=st.floats(1, 1e6))
-def test_after_the_wait_nothing_overflows(switch_s: float, capacity: float, full: float, rate: float) -> None:
-    queued = full * capacity
-    waits_s = wait_s(switch_s, capacity, queued, rate)
-    assert queued + rate * (switch_s - waits_s) <= capacity * (1 + 1e-9)
-    if waits_s > 0:  # and no wait is longer than it must be
-        assert queued + rate * (switch_s - waits_s) == pytest.approx(capacity)
 
 
 def test_when_a_switch_pays() -> None:

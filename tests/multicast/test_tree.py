@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.runtime.multicast.building import binomial, non_blocking, sequential
 from penstock.runtime.multicast.reach import binomial_degree, reach, reaches, units_to_reach
 from penstock.runtime.multicast.tree import Tree
+from tests.multicast.sim import reached_in
 
 SEVEN = range(1, 8)
 
@@ -65,7 +66,7 @@ def test_a_tree_spans_keeps_its_limit_and_reaches_what_the_recurrence_says(nodes
     assert tree.out_degree <= limit
     assert tree.last_layer == units_to_reach(nodes, limit)
     for units in range(tree.last_layer + 1):
-        assert tree.reached(units) == min(reach(units, limit), nodes + 1)
+        assert reached_in(tree, units) == min(reach(units, limit), nodes + 1)
 
 
 @given(nodes=st.integers(1, 200), limit=st.integers(1, 8))

@@ -57,31 +57,12 @@ class Affordable:
         return self.exact < 1 - _ROUNDING
 
 
-def service_rate(children: int, cost: Cost) -> float:
-    """Returns how many records a second a node can send (Eq. 1)."""
-    return 1 / cost.record_s(children)
-
-
-def expected_queue(rate: float, service: float) -> float:
-    """Returns the expected number of records in the queue and in service (Eq. 2). It is infinite when they arrive as
-    quickly as they leave."""
-    if rate >= service:
-        return math.inf
-    return rate * rate / (2 * service * (service - rate)) + rate / service
-
-
 def greatest_load(capacity: float) -> float:
     """Returns the greatest load at which the expected queue is within the capacity: below 1, and close to 1 for a long
     queue."""
     if not 0 < capacity < math.inf:
         raise ValueError(f"a queue of capacity {capacity} is no queue; it must be above 0 and finite")
     return 2 * capacity / (capacity + 1 + math.hypot(capacity, 1))
-
-
-def affordable_rate(children: int, cost: Cost, capacity: float) -> float:
-    """Returns the greatest rate at which the expected queue of a node with a number of children is within the capacity
-    (Eq. 5)."""
-    return greatest_load(capacity) * service_rate(children, cost)
 
 
 def affordable_limit(rate: float, cost: Cost, capacity: float, most: int) -> Affordable:

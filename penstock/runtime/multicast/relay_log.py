@@ -205,24 +205,6 @@ class RelayLog:
                 del self.cursors[child]
             self._drop()
 
-    def reconnected(self, peer: int) -> list[Action]:
-        """A connection to a node broke, and is there again. What was sent before may be lost.
-
-        Penstock's transports lose nothing between two processes that live, so relays need not call this. Simulated
-        trees do: what a relay keeps, and for how long, then holds for connections of any kind.
-        """
-        actions: list[Action] = []
-        if self._future is not None and self._future[1] == peer:
-            version, _ = self._future
-            actions += self.connect(peer, version)
-        if (cursor := self.cursors.get(peer)) is not None:
-            cursor.asked = False  # it asks again, and says from where on
-        if peer == self.parent:
-            actions += self._ask()
-        if peer == self._tree.root and self.node != peer:
-            actions.append(Receipt(peer, self.next - 1))
-        return actions
-
     def node_lost(self, node: int) -> list[Action]:
         """A node no longer answers, and will not come back."""
         before = self.parent

@@ -2,8 +2,7 @@
 
 Theorem 4 says how long a switch may take before the root's queue overflows. It takes the worst case, in which the root
 sends nothing during the switch. The paper's own switch of 126 ms breaks this bound at the rates of its figures. In
-Penstock the root goes on sending, and nothing overflows. `wait_s` says how long the sources of a root that stops must
-wait where the condition fails.
+Penstock the root goes on sending, and nothing overflows.
 
 Theorem 5 says how many records must come before a switch to a quicker tree has paid for itself: X > g g' T / (g - g'),
 where g' and g are the multicast rates before and after, and T is the time of the switch. (The proof has X / (g + T) and
@@ -27,12 +26,6 @@ def longest_switch_s(capacity: float, queued: float, rate: float) -> float:
     """Returns the time that a switch must stay below so that the queue cannot overflow (Theorem 4)."""
     room = max(0.0, capacity - queued)
     return room / rate if rate > 0 else math.inf
-
-
-def wait_s(switch_s: float, capacity: float, queued: float, rate: float) -> float:
-    """Returns how long the root must take in no records during a switch so that its queue does not overflow. It is 0
-    where Theorem 4's condition holds."""
-    return max(0.0, switch_s - longest_switch_s(capacity, queued, rate))
 
 
 def multicast_rate(destinations: int, limit: int, cost: Cost) -> float:

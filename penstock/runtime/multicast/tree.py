@@ -88,10 +88,6 @@ class Tree:
         """The greatest number of children that a node has."""
         return max(map(len, self.children.values()), default=0)
 
-    def reached(self, units: int) -> int:
-        """Returns the number of nodes, the root among them, that have a record after a number of time units."""
-        return sum(layer <= units for layer in self.layer.values())
-
     def __len__(self) -> int:
         """Returns the number of nodes, the root among them."""
         return len(self.parent) + 1

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -57,24 +56,6 @@ class Handover:
     node: int
     old_parent: int | None
     new_parent: int
-
-
-class Phase(str, Enum):
-    """The phases of a switch, in their order."""
-
-    RECONNECT = "reconnect"
-    CONNECTED = "connected"
-    ANNOUNCE = "announce"
-    RECEIPTS = "receipts"
-    SETTLE = "settle"
-
-
-@dataclass(frozen=True)
-class Step:
-    """A phase and the nodes that it concerns, in the order in which the root writes to them."""
-
-    phase: Phase
-    nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -114,27 +95,15 @@ class TreeSwitch:
         """The nodes that have no place in the new tree, and that are not lost."""
         return tuple(sorted(self.before.destinations - self.after.destinations - self.lost))
 
-    def steps(self) -> tuple[Step, ...]:
-        """Returns the steps in their order."""
-        old = tuple(node for node in self.before.parent if node not in self.lost)
-        everybody = tuple(dict.fromkeys((*old, *self.after.parent)))
-        return (
-            Step(Phase.RECONNECT, self.connecting),
-            Step(Phase.CONNECTED, self.connecting),
-            Step(Phase.ANNOUNCE, everybody),
-            Step(Phase.RECEIPTS, (*(handover.node for handover in self.handovers), *self.leaving)),
-            Step(Phase.SETTLE, everybody),
-        )
-
 
 class SwitchProgress:
     """The answers for which the root still waits before it may announce the new tree, and before the switch is over."""
 
     def __init__(self, switch: TreeSwitch, logs: Collection[int]) -> None:
         self.switch = switch
-        waits = {step.phase: {(node, log) for node in step.nodes for log in logs} for step in switch.steps()}
-        self._connecting = waits[Phase.CONNECTED]
-        self._taking = waits[Phase.RECEIPTS]
+        self._connecting = {(node, log) for node in switch.connecting for log in logs}
+        changing = (*(handover.node for handover in switch.handovers), *switch.leaving)
+        self._taking = {(node, log) for node in changing for log in logs}
         self._numbers: Mapping[int, int] | None = None
 
     @property
