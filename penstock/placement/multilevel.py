@@ -7,10 +7,9 @@ refined (`placement/refinement.py`). Then all levels are gone through again, wit
 place already: what could not be moved as single tasks may be moved as a parent. Where this gains nothing, the search
 begins anew. No step makes the best result worse.
 
-Levels gain nothing for few tasks, and there the search ends as soon as it can. It ends when all partitions that may be
-better have been considered (`placement/branch_and_bound.py`), or when several beginnings have led to the same result.
-Otherwise it moves groups of tasks and refines what comes of it, until this has gained nothing for some time, which
-finds better partitions in less time than new beginnings do.
+Levels gain nothing for few tasks. There the search ends when several beginnings have led to the same result. Otherwise
+it moves groups of tasks and refines what comes of it, until this has gained nothing for some time, which finds better
+partitions in less time than new beginnings do.
 
 The search is limited by the number of edges that it looks at, not by a clock, so the same graph has the same partition
 on every machine.
@@ -26,7 +25,6 @@ import numpy as np
 
 from penstock.placement.assignment import assign_from_each_level
 from penstock.placement.balance import Limits, limits_of, pack
-from penstock.placement.branch_and_bound import BranchAndBound
 from penstock.placement.consolidation import consolidate_once
 from penstock.placement.refinement import PATIENCE, NodePartition, Partition
 from penstock.placement.traffic import Floats, Ints, TrafficGraph
@@ -41,16 +39,12 @@ _SHRINKS_TO = 0.95
 # A parent may have so much more than an even part of the CPU on the coarsest level.
 _PARENT_MOST = 1.5
 
-# Up to so many tasks the paper's algorithm, which grows with the third power of them, begins on the tasks themselves;
-# and so do more beginnings by chance, which cost little there.
+# Up to so many tasks, or as many as parents on the coarsest level, levels gain nothing, and the paper's algorithm, which
+# grows with the third power of them, begins on the tasks themselves.
 _FEW_TASKS = 150
-_BEGINNINGS_OF_FEW = 20
 
-# Up to so many tasks, or as many as parents on the coarsest level, levels gain nothing.
-_WITHOUT_LEVELS = 64
-
-# A partition that so many beginnings reach is taken for the best.
-_ENOUGH = 5
+# A partition that so many beginnings reach is taken for the best, but not of so few tasks that most beginnings are alike.
+_ENOUGH, _ALIKE = 5, 10
 
 # So many beginnings by chance, and so many moves of a group of tasks in a row which gain nothing, for each place but
 # the first; and the same for all places of a quick search. The group has up to this part of the tasks.
@@ -60,10 +54,6 @@ _KICKED = 1 / 8
 
 # Refining few tasks has less patience than refining many, because what it misses is found from elsewhere.
 _PATIENCE_OF_FEW, _PATIENCE_QUICK = 14, 8
-
-# All partitions are considered where a partition is told by up to so many bits, in at most so many steps. Where enough
-# beginnings have reached the same partition, this is worth the time for fewer bits only.
-_ALL_BITS, _ALL_BITS_REACHED, _ALL_STEPS = 40, 24, 2_000
 
 # The paper's algorithm divides at most so many parents, except where it begins on the tasks themselves.
 _PARENTS_OF_PAPERS = 100
@@ -196,10 +186,11 @@ class _Search:
         """Returns the best partition that the search reaches from given ones, from one within the limits, and from
         others. Of equal results it takes the one from the earliest of these beginnings. `quick`: takes
         a third of the time, and finds a little less."""
-        if len(self._graph) <= max(self._parents, _WITHOUT_LEVELS):
+        if len(self._graph) <= max(self._parents, _FEW_TASKS):
             self._patience = _PATIENCE_QUICK if quick else _PATIENCE_OF_FEW
             return self._best_of_few(packed, starts, quick).places
-        best = min(self._beginnings(packed, starts, quick), key=_badness)
+        beginnings = [self._refined(self._graph, start) for start in starts]
+        best = min((*beginnings, self._through_levels(None)), key=_badness)
         if best.overload > 0:
             best = min(best, self._refined(self._graph, packed), key=_badness)
         last = best
@@ -214,22 +205,15 @@ class _Search:
         return best.places
 
     def _best_of_few(self, packed: Ints, starts: Sequence[Ints], quick: bool) -> Partition:
-        """Returns the best partition of few tasks: one that is proved to be the best, one that many beginnings reach,
-        or one that nothing improves any more."""
+        """Returns the best partition of few tasks: one that many beginnings reach, or one that nothing improves any
+        more."""
         graph, places = self._graph, len(self._fair)
         best = self._refined(graph, packed) if not starts else self._refined(graph, starts[0])
         reached = 1  # from how many beginnings
         for beginning in (*starts[1:], packed, *self._papers(graph, _FEW_TASKS)):
             best, reached = self._with(beginning, best, reached)
-        bits = len(graph) * (places - 1).bit_length()
-        if not best.overload and bits <= (_ALL_BITS if reached < _ENOUGH else _ALL_BITS_REACHED):
-            better, proved = BranchAndBound(best, _ALL_STEPS).search()
-            if better is not None:
-                best, reached = min(best, self._made(graph, better), key=_badness), 1
-            if proved:
-                return best
         for _ in range(_BEGINNINGS_QUICK if quick else _BEGINNINGS):
-            if reached >= _ENOUGH:
+            if reached >= _ENOUGH and len(graph) > _ALIKE:
                 return best
             best, reached = self._with(self._grown(graph, self._fair), best, reached)
         return self._kicked_until_nothing_helps(best, _KICKS_QUICK if quick else _KICKS_A_PLACE * (places - 1))
@@ -259,18 +243,6 @@ class _Search:
             elif not _better(last, found):
                 last = found
         return last if _better(last, best) else best
-
-    def _beginnings(self, packed: Ints, starts: Sequence[Ints], quick: bool) -> Iterator[Partition]:
-        graph = self._graph
-        for start in starts:
-            yield self._refined(graph, start)
-        if not quick and len(graph) <= _FEW_TASKS:
-            yield self._refined(graph, packed)
-            for places in self._papers(graph, _FEW_TASKS):
-                yield self._refined(graph, places)
-            for _ in range(_BEGINNINGS_OF_FEW):
-                yield self._refined(graph, self._grown(graph, self._fair))
-        yield self._through_levels(None)
 
     def _kicked(self, places: Ints) -> Ints:
         """Returns the partition with a group of tasks, which exchange records, at another place."""
