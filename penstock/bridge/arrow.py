@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -198,43 +197,36 @@ def spark_form(batch: pa.Table | pa.RecordBatch | bytes) -> tuple[pa.Table, str]
 @functools.lru_cache(maxsize=256)
 def _spark_schema(schema: pa.Schema) -> tuple[pa.Schema, str]:
     """Returns the schema that Spark can read, and the same in Spark's JSON."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     if not len(schema):
         raise CodecError("a batch without columns cannot go to Spark: keep at least one")
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise CodecError(f"a batch for Spark has two columns of one name: {', '.join(map(repr, twice))}; rename one")
-    fields, types = [], []
+    fields = []
     for column in schema:
         try:
-            to, spark = _spark_type(column.type)
+            # Nullable whatever the batch says: Spark would read a null that should not be there as a zero.
+            fields.append(pa.field(column.name, _spark_type(column.type)))
         except _NotInSpark as error:
             raise CodecError(f"column {column.name!r} of type {column.type} cannot go to Spark: {error}") from None
-        fields.append(pa.field(column.name, to))
-        # Nullable whatever the batch says: Spark would read a null that should not be there as a zero.
-        types.append({"name": column.name, "type": spark, "nullable": True, "metadata": {}})
-    return pa.schema(fields), json.dumps({"type": "struct", "fields": types})
+    target = pa.schema(fields)
+    return target, from_arrow_schema(target, prefer_timestamp_ntz=True).json()
 
 
 class _NotInSpark(Exception):
     """A type has no exact counterpart in Spark; the text is the remedy."""
 
 
-_SAME = {
-    pa.bool_(): "boolean",
-    pa.int8(): "byte",
-    pa.int16(): "short",
-    pa.int32(): "integer",
-    pa.int64(): "long",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.string(): "string",
-    pa.binary(): "binary",
-    pa.date32(): "date",
-    pa.null(): "void",
-    pa.duration("us"): "interval day to second",
-    pa.timestamp("us"): "timestamp_ntz",
-    pa.timestamp("us", "UTC"): "timestamp",
-}
+_SAME = frozenset(
+    (
+        pa.bool_(),
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+        *(pa.string(), pa.binary(), pa.date32(), pa.null()),
+        *(pa.duration("us"), pa.timestamp("us"), pa.timestamp("us", "UTC")),
+    )
+)
 _WIDENED = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -246,8 +238,8 @@ _WIDENED = {
 }
 
 
-def _spark_type(type: pa.DataType) -> tuple[pa.DataType, Any]:
-    """Returns the Arrow type that Spark reads for a type, and its name in Spark's JSON."""
+def _spark_type(type: pa.DataType) -> pa.DataType:
+    """Returns the Arrow type that Spark reads for a type."""
     is_ = pa.types
     to = _WIDENED.get(type, type)
     if is_.is_timestamp(type):
@@ -259,23 +251,18 @@ def _spark_type(type: pa.DataType) -> tuple[pa.DataType, Any]:
     elif is_.is_dictionary(type):
         return _spark_type(type.value_type)
     if to in _SAME:
-        return to, _SAME[to]
+        return to
     if is_.is_decimal(type):
         if type.precision > 38 or not 0 <= type.scale <= type.precision:
             raise _NotInSpark("a decimal there has at most 38 digits, and a scale within them")
-        return pa.decimal128(type.precision, type.scale), f"decimal({type.precision},{type.scale})"
+        return pa.decimal128(type.precision, type.scale)
     if is_.is_list(type) or is_.is_large_list(type) or is_.is_fixed_size_list(type):
-        item, spark = _spark_type(type.value_type)
         # The field's name as Spark writes it, so that a batch that comes back has the same type.
-        return pa.list_(pa.field("element", item)), {"type": "array", "elementType": spark, "containsNull": True}
+        return pa.list_(pa.field("element", _spark_type(type.value_type)))
     if is_.is_map(type):
-        (key, spark_key), (item, spark_item) = _spark_type(type.key_type), _spark_type(type.item_type)
-        spark = {"type": "map", "keyType": spark_key, "valueType": spark_item, "valueContainsNull": True}
-        return pa.map_(key, item), spark
+        return pa.map_(_spark_type(type.key_type), _spark_type(type.item_type))
     if is_.is_struct(type) and type.num_fields:
-        inner = [(type.field(i).name, *_spark_type(type.field(i).type)) for i in range(type.num_fields)]
-        fields = [{"name": name, "type": spark, "nullable": True, "metadata": {}} for name, _, spark in inner]
-        return pa.struct([pa.field(name, to) for name, to, _ in inner]), {"type": "struct", "fields": fields}
+        return pa.struct([(type.field(i).name, _spark_type(type.field(i).type)) for i in range(type.num_fields)])
     if is_.is_uint64(type):
         raise _NotInSpark("it has no unsigned 64-bit numbers; cast it to int64 or decimal128(20, 0)")
     raise _NotInSpark("it has no such type; cast the column to one that it has, or leave it out")

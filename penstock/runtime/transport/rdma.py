@@ -463,19 +463,6 @@ class _Receives:
 class _RdmaOutgoing(Outgoing):
     """The stream to one peer, and the queue pair over which the peer reads it."""
 
-    __slots__ = (
-        "_device",
-        "_memory",
-        "_over_tcp",
-        "_pair",
-        "_published",
-        "_rdma",
-        "_receives",
-        "_requests",
-        "_setup",
-        "_words",
-    )
-
     def __init__(self, owner: RdmaTransport, worker: int, stream: SendStream) -> None:
         super().__init__(owner, worker, stream)
         self._rdma = owner
@@ -618,24 +605,6 @@ class _RdmaOutgoing(Outgoing):
 
 class _RdmaIncoming(Incoming):
     """The stream from one peer, and the queue pair over which this worker reads it."""
-
-    __slots__ = (
-        "_capacity",
-        "_device",
-        "_failures",
-        "_landing",
-        "_over_tcp",
-        "_pair",
-        "_peer",
-        "_rdma",
-        "_reader",
-        "_ready",
-        "_receives",
-        "_requests",
-        "_setup",
-        "_slot",
-        "_words",
-    )
 
     def __init__(self, owner: RdmaTransport, worker: int, decoder: FrameDecoder) -> None:
         super().__init__(owner, worker, decoder)

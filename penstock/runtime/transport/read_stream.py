@@ -113,26 +113,6 @@ class Read(NamedTuple):
 class ReadStream:
     """The receiving half. Bytes land in a buffer, in the order of the stream, and frames are decoded there."""
 
-    __slots__ = (
-        "_acknowledged",
-        "_armed",
-        "_capacity",
-        "_close_said",
-        "_known",
-        "_landing",
-        "_processed",
-        "_requested",
-        "_sent",
-        "_start",
-        "_step",
-        "_stop",
-        "_under_way",
-        "_waiting_since",
-        "_words_trusted",
-        "closed",
-        "decoder",
-    )
-
     def __init__(self, decoder: FrameDecoder, landing: memoryview) -> None:
         self.decoder = decoder
         self.closed = False  # this end takes nothing more

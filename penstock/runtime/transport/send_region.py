@@ -99,13 +99,6 @@ class SendRegion:
         """Whether a position is between tail and head."""
         return ((position - self.tail) & WRAP) <= ((self.head - self.tail) & WRAP)
 
-    def free(self, position: int) -> None:
-        """Moves the tail, because the peer has everything before this position. Raises ValueError when the region does
-        not hold the position."""
-        if ((position - self.tail) & WRAP) > ((self.head - self.tail) & WRAP):
-            raise ValueError(f"position {position} is not between {self.tail} and {self.head}")
-        self.tail = position
-
     def grow(self, capacity: int) -> None:
         """Takes a larger capacity, and keeps positions and content."""
         grown = SendRegion(capacity, self.tail)

@@ -533,24 +533,6 @@ class Outgoing:
 class Incoming:
     """The stream from one peer, and its connection when there is one."""
 
-    __slots__ = (
-        "_acknowledged",
-        "_blocked",
-        "_buffer",
-        "_number",
-        "_owner",
-        "_rest",
-        "_said",
-        "_start",
-        "_step",
-        "_stop",
-        "_told",
-        "_usual",
-        "_worker",
-        "connection",
-        "decoder",
-    )
-
     def __init__(self, owner: TcpTransport, worker: int, decoder: FrameDecoder) -> None:
         self._owner = owner
         self._worker = worker
