@@ -65,15 +65,11 @@ class Vertex:
 class SwitchRange:
     """Operators that run in the same paradigm from now on.
 
-    `operators`: in an order in which each operator comes after all operators of the range that feed it; sources come
-    first. `head`: the switch point, by which all records come in, unless `sources` hand them over within the range.
-    `ends`: the operators whose results leave the range.
+    `operators`: in an order in which each operator comes after all operators of the range that feed it. Among them are
+    the sources that hand their columns over within the range.
     """
 
     operators: tuple[str, ...]
-    head: str
-    ends: tuple[str, ...]
-    sources: tuple[str, ...]
     reason: str
 
 
@@ -105,7 +101,6 @@ def switch_range(
     if point not in graph.vertices:
         raise ValueError(f"there is no operator {point!r}; there are: {', '.join(graph.vertices)}")
     head = graph.vertices[point]
-    sources: tuple[str, ...] = ()
     if head.source:
         nexts = (*head.successors, *head.side_successors)
         if len(nexts) != 1:
@@ -142,16 +137,10 @@ def switch_range(
             inside.add(name)
             handed[name] = volume
     feeders = graph.before[head.name]
-    if feeders and all(graph.hands_columns_to(feeding, head.name) for feeding in feeders):
-        sources = tuple(name for name in graph.order if name in feeders)
-    operators = (*sources, *(name for name in graph.order if name in inside))
-    ends = tuple(
-        name
-        for name in operators
-        if name not in sources
-        and (not graph.after(name) or any(following not in inside for following in graph.after(name)))
-    )
-    return SwitchRange(operators, head.name, ends, sources, "; ".join(stops) or "up to where the flow ends")
+    if all(graph.hands_columns_to(feeding, head.name) for feeding in feeders):
+        inside.update(feeders)
+    operators = tuple(name for name in graph.order if name in inside)
+    return SwitchRange(operators, "; ".join(stops) or "up to where the flow ends")
 
 
 class _Graph:

@@ -45,32 +45,20 @@ def in_turn(tasks: int, nodes: Sequence[Node]) -> Placement:
     return Placement(tuple(nodes), workers, tuple(task % len(workers) for task in range(tasks)))
 
 
-def jstorm(
-    topology: Topology, nodes: Sequence[Node], *, used: Sequence[int] | None = None, workers: int | None = None
-) -> Placement:
-    """JStorm's default placement (`schedule/default_assign` of alibaba/jstorm). `workers`: how many are started, None
-    for all that the nodes can take; `used`: how many of its slots other jobs hold on each node, on top of the
-    `Node.workers` that are free, None for none.
-
-    Raises ValueError when the nodes cannot take that many workers, or `used` is not a figure of 0 or more for each.
-    """
-    held = [0] * len(nodes) if used is None else list(used)
-    if len(held) != len(nodes) or min(held, default=0) < 0:
-        raise ValueError(f"used must be {len(nodes)} figures of 0 or more, one for each node")
-    most = sum(node.workers for node in nodes)
-    count = most if workers is None else workers
-    if not 1 <= count <= most:
-        raise ValueError(f"{count} workers were asked for; it must be 1 to {most}, which is what the nodes can take")
-    started = _jstorm_workers(nodes, held, count)
-    return Placement(tuple(nodes), started, _jstorm_tasks(topology, started))
+def jstorm(topology: Topology, nodes: Sequence[Node]) -> Placement:
+    """JStorm's default placement (`schedule/default_assign` of alibaba/jstorm), with all workers that the nodes can
+    take."""
+    workers = _jstorm_workers(nodes)
+    return Placement(tuple(nodes), workers, _jstorm_tasks(topology, workers))
 
 
-def _jstorm_workers(nodes: Sequence[Node], used: Sequence[int], count: int) -> tuple[int, ...]:
+def _jstorm_workers(nodes: Sequence[Node]) -> tuple[int, ...]:
     """Returns the node of each worker. Nodes get a worker in turn, and the nodes with the most free slots come first.
-    Nodes that already use more than an even share of all slots come last."""
+    Nodes that already have more than an even share of all slots come last."""
     free = [node.workers for node in nodes]
-    held = list(used)
-    even = (sum(held) + count) // len(nodes) + 1
+    held = [0] * len(nodes)
+    count = sum(free)
+    even = count // len(nodes) + 1
     workers: list[int] = []
 
     def deal(order: list[int], limit: float) -> list[int]:

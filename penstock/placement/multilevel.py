@@ -39,11 +39,12 @@ _SHRINKS_TO = 0.95
 # A parent may have so much more than an even part of the CPU on the coarsest level.
 _PARENT_MOST = 1.5
 
-# Up to so many tasks, or as many as parents on the coarsest level, levels gain nothing, and the paper's algorithm, which
-# grows with the third power of them, begins on the tasks themselves.
+# Up to so many tasks, or as many as parents on the coarsest level, levels gain nothing. There the paper's algorithm,
+# which grows with the third power of them, begins on the tasks themselves.
 _FEW_TASKS = 150
 
-# A partition that so many beginnings reach is taken for the best, but not of so few tasks that most beginnings are alike.
+# A partition that so many beginnings reach is taken for the best, unless the tasks are so few that most beginnings are
+# alike.
 _ENOUGH, _ALIKE = 5, 10
 
 # So many beginnings by chance, and so many moves of a group of tasks in a row which gain nothing, for each place but
@@ -113,6 +114,8 @@ def partition_over_nodes(
     node is within its limits. `starts` are partitions from which the search begins. The first of them is within the
     limits of the nodes, and its workers may keep the CPU that they have in it, because tasks cannot be divided. The
     result costs no more than any of `starts` that is within the limits."""
+    if not len(graph):
+        return starts[0]
     node_of, nodes = workers.node_of, workers.nodes
     count = len(node_of)
     allowed = None if graph.allowed is None else graph.allowed[:, node_of]

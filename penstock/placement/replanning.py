@@ -105,11 +105,8 @@ class Move:
 class Replanner:
     """Decides once in each period; see the module's docstring."""
 
-    def __init__(self, options: AdoptionOptions, *, hasty: bool = False) -> None:
-        """`hasty`: to plan with what was smoothed, and to move for the first plan that is worth it. Only campaigns do
-        so, to compare."""
+    def __init__(self, options: AdoptionOptions) -> None:
         self._options = options
-        self._hasty = hasty
         self._moved_at_s: float | None = None
         self._mean: Measured | None = None  # of the periods since the last change
         self._periods = 0  # how many these are
@@ -183,7 +180,7 @@ class Replanner:
             self._wanted = False
             return None, verdict
         self._refused = None
-        if self._hasty or self._periods >= 2 or self._wanted:
+        if self._periods >= 2 or self._wanted:
             crosses = cost(new, measured.graph, seen.node_cost)
             ages = tuple(self._latencies[-_PERIODS_BEFORE:])
             self._proposed = Move(measured, crosses, seen.node_cost, seen.running, ages)
@@ -214,8 +211,6 @@ class Replanner:
 
     def _measured(self, seen: Look) -> Measured | None:
         """Returns the measurements to plan with, or None when nothing is certain yet."""
-        if self._hasty:
-            return seen.smooth
         if self._periods >= 2:
             return self._mean
         return seen.smooth if self._unsteady > _UNSTEADY else None
@@ -224,7 +219,7 @@ class Replanner:
         """Returns the places of tasks before they moved, when records are older since, and otherwise None. The load may
         be less than it was, because a job that has just started uses more processor time."""
         move, after = self._moved_for, self._latencies
-        if self._hasty or self._outcome or move is None or not move.latencies:
+        if self._outcome or move is None or not move.latencies:
             return None
         if len(after) < _PERIODS_AFTER or since_s < 2 * self._options.rest_s:
             return None
@@ -246,7 +241,7 @@ class Replanner:
     def _has_moved_for(self, seen: Look, now: TrafficGraph) -> bool:
         """Returns whether the last move was for the same load and traffic."""
         move = self._moved_for
-        if move is None or self._hasty:
+        if move is None:
             return False
         if max(move.node_cost, seen.node_cost) > _OTHER_HOPS * min(move.node_cost, seen.node_cost):
             return False

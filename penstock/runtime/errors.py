@@ -68,7 +68,7 @@ The first line of each class's own docstring says more. A test compares this tre
 FlowError is the user's program, RecordError the user's data or function at run time, JobError the job's life,
 StoreError the place where the job's snapshots live.
 
-These exceptions are no PenstockErrors. All but Disturbed, CannotForce and InvalidTransition are turned into one near
+These exceptions are no PenstockErrors. All but Disturbed and InvalidTransition are turned into one near
 the place that raises them:
 
     Exception
@@ -80,7 +80,6 @@ the place that raises them:
     ├── NotProved                 a peer has not proved that it knows the job's key; its connection is closed (OSError)
     ├── NotAwaited                a function without `async def` has returned a coroutine (TypeError)
     ├── Disturbed                 a trial of a range in Spark was given up, and is made again later
-    ├── CannotForce               a transport was asked for that a machine does not have (ValueError)
     └── InvalidTransition         an event that a state excludes: a fault of Penstock's own (RuntimeError)
 
     BaseException

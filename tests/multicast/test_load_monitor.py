@@ -36,7 +36,6 @@ def test_times_of_copies_and_encodings_are_told_apart() -> None:
     assert load is not None
     assert load.cost.copy_s == pytest.approx(5e-6)
     assert load.cost.encode_s == pytest.approx(4e-6)
-    assert load.emit_s == pytest.approx(7e-6)  # with two children, half an encoding for each copy
 
 
 def test_an_interval_without_copies_says_nothing_of_their_cost() -> None:

@@ -30,7 +30,7 @@ SWITCH_S = 0.005
 
 
 def load(rate: float, queued_before: int = 0, queued: int = 0, cost: Cost = COST) -> Load:
-    return Load(rate, cost, queued, queued_before, cost.copy_s)
+    return Load(rate, cost, queued, queued_before)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ period. How old records are depends on the placement: in a third of the plans it
 the others a tenth to three tenths less; it is off by up to a twentieth. What was measured goes through a Replanner, as
 in a Placer. Tasks may move once between two changes, and back once when their records are older. A series with more is
 told of, and ends the campaign with exit code 1, as does one whose tasks stay where records are older, or leave where
-they are not. `--once` moves tasks for each smoothed measurement for which a plan is worth it, and never back, to
-compare.
+they are not.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class Phase:
         return self.moves <= 1 and self.back <= self.moves and self.right
 
 
-def migrations(seed: int, tasks: int, noise: float = NOISE, *, once: bool = False) -> list[Phase]:
+def migrations(seed: int, tasks: int, noise: float = NOISE) -> list[Phase]:
     """Returns what a job of up to so many tasks does in each phase of its traffic."""
     chance = random.Random(seed)
     of_ages = random.Random(-seed - 1)
@@ -110,7 +109,7 @@ def migrations(seed: int, tasks: int, noise: float = NOISE, *, once: bool = Fals
     first = {(a, b): scale * traffic for a, b, traffic in edges_of(shape)}
     first_cpu = [0.1 * weight for weight in shape.cpu.tolist()]
     options = AdoptionOptions()
-    replanner, meter = Replanner(options, hasty=once), Meter(chance, noise)
+    replanner, meter = Replanner(options), Meter(chance, noise)
     running = Placement(NODES, workers_of(NODES), tuple(task % 4 for task in range(len(shape))))
     now_s = 0.0
     most = 10 ** chance.uniform(0, 2)
@@ -163,7 +162,7 @@ def migrations(seed: int, tasks: int, noise: float = NOISE, *, once: bool = Fals
             replanner.moved(now_s)
             batches = records_in_messages()
         # A plan that was adopted in the last periods of a phase is not judged in it.
-        if left is not None and told.moves + told.back == 1 and not once:
+        if left is not None and told.moves + told.back == 1:
             told.right = ages[running] < ages[left] or now_s - (replanner._moved_at_s or now_s) < JUDGED_S
         found.append(told)
     return found
@@ -175,13 +174,12 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=8, help="the most tasks of a job")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--noise", type=float, default=NOISE, help="by which part a measurement may be off")
-    parser.add_argument("--once", action="store_true", help="move for the first plan that is worth it")
     options = parser.parse_args()
     began = time.perf_counter()
     counts: Counter[int] = Counter()
     back = bad = 0
     seeds = range(options.seed, options.seed + options.series)
-    series = partial(migrations, tasks=options.tasks, noise=options.noise, once=options.once)
+    series = partial(migrations, tasks=options.tasks, noise=options.noise)
     with Pool() as processes:
         for seed, found in zip(seeds, processes.imap(series, seeds), strict=True):
             counts.update(phase.moves for phase in found)

@@ -118,41 +118,18 @@ def test_round_robin_is_even(topology: Topology, nodes: list[Node]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "used", "workers", "expected"),
+    ("nodes", "expected"),
     [
         # Most free slots first: b, c, a. a is full at once, c in the second turn, b in the third.
-        pytest.param((1, 3, 2), None, None, (1, 2, 0, 1, 2, 1), id="most free first"),
-        # As many free slots: in the order given.
-        pytest.param((2, 2, 2), None, 4, (0, 1, 2, 0), id="stable"),
-        # (3 + 3) / 2 + 1 = 4 slots a node. a takes its fourth, b one, a is left out, b one more.
-        pytest.param((2, 2), (3, 0), 3, (0, 1, 1), id="limit"),
-        # (3 + 4) / 2 + 1 = 4 as well, in whole numbers: only when b is full a gets the last.
-        pytest.param((2, 2), (3, 0), 4, (0, 1, 1, 0), id="beyond the limit"),
-        # (5 + 3) / 3 + 1 = 3: c takes its third, a is left out, b becomes full, c is left out. Of these two c has more
-        # free slots, 2.
-        pytest.param((1, 1, 3), (3, 0, 2), 3, (2, 1, 2), id="left out are sorted again"),
+        pytest.param((1, 3, 2), (1, 2, 0, 1, 2, 1), id="most free first"),
+        # (0 + 6) / 3 + 1 = 3 slots a node: c is left out with its fourth, which it gets when no other has room.
+        pytest.param((1, 1, 4), (2, 0, 2, 1, 2, 2), id="beyond the limit"),
         # Turn 1: a, b, which is full and gone, so that c is not seen in this turn: a again.
-        pytest.param((2, 1, 1), None, 4, (0, 1, 0, 2), id="passed over after a full one"),
-        # The same where the limit says 2: (0 + 3) / 3 + 1.
-        pytest.param((2, 1, 1), None, 3, (0, 1, 0), id="passed over and left out"),
+        pytest.param((2, 1, 1), (0, 1, 0, 2), id="passed over after a full one"),
     ],
 )
-def test_the_workers_of_jstorm(
-    nodes: tuple[int, ...], used: tuple[int, ...] | None, workers: int | None, expected: tuple[int, ...]
-) -> None:
-    assert jstorm(job([1]), machines(*nodes), used=used, workers=workers).workers == expected
-
-
-@pytest.mark.parametrize("workers", [0, 4])
-def test_jstorm_needs_slots_for_its_workers(workers: int) -> None:
-    with pytest.raises(ValueError, match="1 to 3"):
-        jstorm(job([1]), machines(1, 2), workers=workers)
-
-
-@pytest.mark.parametrize("used", [(1,), (1, -1)])
-def test_jstorm_needs_the_used_slots_of_each_node(used: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="2 figures"):
-        jstorm(job([1]), machines(1, 2), used=used)
+def test_the_workers_of_jstorm(nodes: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert jstorm(job([1]), machines(*nodes)).workers == expected
 
 
 # --- jstorm: tasks. Each rule decides in one test what those below it would decide otherwise. With nodes (2, 2) the
@@ -229,13 +206,11 @@ def test_jstorm_closes_workers_at_the_even_share_when_the_larger_ones_are_full()
 
 
 @settings(deadline=None)
-@given(topologies(), node_lists, st.data())
-def test_jstorm_is_even(topology: Topology, nodes: list[Node], data: st.DataObject) -> None:
+@given(topologies(), node_lists)
+def test_jstorm_is_even(topology: Topology, nodes: list[Node]) -> None:
     slots = sum(node.workers for node in nodes)
-    workers = data.draw(st.none() | st.integers(1, slots))
-    used = data.draw(st.none() | st.lists(st.integers(0, 5), min_size=len(nodes), max_size=len(nodes)))
-    placement = jstorm(topology, nodes, used=used, workers=workers)
-    assert len(placement.workers) == (slots if workers is None else workers)
+    placement = jstorm(topology, nodes)
+    assert len(placement.workers) == slots
     assert all(count <= nodes[place].workers for place, count in Counter(placement.workers).items())
     assert len(placement.tasks) == len(topology)
     share, larger = divmod(len(topology), len(placement.workers))

@@ -215,13 +215,6 @@ def test_what_more_load_makes_of_records_says_nothing_of_a_move() -> None:
     assert job.goes_on(STEADY, STEADY, *[measured(ACROSS, 20_000, 0.16)] * 20) == [1], job.told
 
 
-def test_a_job_that_moves_for_each_plan_never_moves_back() -> None:
-    """It shows what replanning does without what settles it."""
-    job = Aged([0.11], [0.21])
-    job.replanner = Replanner(AdoptionOptions(), hasty=True)
-    assert job.goes_on(*[STEADY] * 20) == [0], job.told
-
-
 @pytest.mark.parametrize("job", [Job(), Aged([None], [0.21])])
 def test_a_move_without_records_at_the_end_is_not_judged(job: Job) -> None:
     assert job.goes_on(*[STEADY] * 20) == [1]

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.runtime.transport import choose as module
 from penstock.runtime.transport import rdma
-from penstock.runtime.transport.choose import Abilities, CannotForce, choose, probe
+from penstock.runtime.transport.choose import Abilities, choose, probe
 
 MLX = Abilities("mlx5_0 port 1", link="RoCE")
 RXE = Abilities("rxe0 port 1", link="RoCE")
@@ -42,17 +42,8 @@ def test_both_ends_choose_the_same(own: Abilities, other: Abilities) -> None:
     assert choose(own, other) == choose(other, own)
 
 
-def test_a_transport_can_be_forced() -> None:
-    assert choose(MLX, MLX, forced="tcp").kind == "tcp"
-    assert choose(MLX, MLX, forced="rdma").kind == "rdma"
-    with pytest.raises(CannotForce, match=r"10\.0\.0\.7 has no RDMA"):
-        choose(MLX, NONE, forced="rdma")
-
-
 def test_tls_excludes_rdma() -> None:
     assert choose(MLX, MLX, tls=True).kind == "tcp"
-    with pytest.raises(CannotForce, match="in the clear"):
-        choose(MLX, MLX, tls=True, forced="rdma")
 
 
 def test_a_probe_says_what_is_missing() -> None:

@@ -14,7 +14,7 @@ nodes change as few parents as possible; larger ones change some in vain (docs/p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from penstock.runtime.multicast.building import non_blocking
@@ -51,7 +51,7 @@ class _Change:
             if node in self._parent:
                 self._weight[self._parent[node]] += self._weight[node]
 
-    def kept(self, pairs: Sequence[tuple[int, int]]) -> int:
+    def kept(self, pairs: Iterable[tuple[int, int]]) -> int:
         """Returns how many nodes keep their parent."""
         return sum(self._parent.get(node) == above for node, above in pairs)
 

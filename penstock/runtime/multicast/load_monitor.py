@@ -77,7 +77,6 @@ class Load:
     cost: Cost
     queued: int
     queued_before: int
-    emit_s: float  # the paper's t_e: all work for a record, divided by its copies
     last_rate: float = 0.0
     highest_rate: float = 0.0
     busy: float = 0.0
@@ -140,7 +139,6 @@ class LoadMonitor:
         self._copy_s: float | None = None
         self._encode_s: float | None = None
         self._other_s: float | None = None
-        self._emit_s: float | None = None
 
     @property
     def seen(self) -> tuple[float, int] | None:
@@ -189,7 +187,6 @@ class LoadMonitor:
         # An interval without copies says nothing of their cost.
         if copies > 0:
             self._copy_s = _smooth(self._copy_s, copying_s / copies, past)
-            self._emit_s = _smooth(self._emit_s, (copying_s + encoding_s) / copies, past)
         if encoded > 0:
             self._encode_s = _smooth(self._encode_s, encoding_s / encoded, past)
         if (arrived := counters.arrived - then.arrived) > 0:
@@ -200,10 +197,10 @@ class LoadMonitor:
             smoothed = _smooth(self._calm_rate, arrived / elapsed_s, past)
             self._calm_rate = max(smoothed, self._calm_rate * 0.5 ** (elapsed_s / _CALM_HALF_LIFE_S))
         first_s, first = self._longer(now_s, counters)
-        if not self._copy_s or self._emit_s is None:
+        if not self._copy_s:
             return None
         cost = Cost(self._copy_s, self._encode_s or 0.0, self._other_s or 0.0)
-        load = Load(self._rate, cost, queued, queued_before, self._emit_s, last_rate, highest_rate, busy)
+        load = Load(self._rate, cost, queued, queued_before, last_rate, highest_rate, busy)
         load = replace(load, calm_rate=self._calm_rate, highest_smoothed=highest_smoothed)
         wanted_s, long_s = _wanted_s(first, counters), now_s - first_s
         if wanted_s > 0:

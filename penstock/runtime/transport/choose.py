@@ -1,7 +1,7 @@
 """Chooses the transport between two machines by the abilities of both (docs/papers.md: W7), and says why.
 
 Each worker finds out what its machine has (`probe`), and tells it as plain data. The choice is a pure function of what
-both have and of what the user has asked for, so both ends choose the same, and the status can show the reason.
+both have, so both ends choose the same, and the status can show the reason.
 """
 
 from __future__ import annotations
@@ -36,28 +36,17 @@ class Choice:
     reason: str
 
 
-class CannotForce(ValueError):
-    """The user demanded a transport that one of the machines does not have; the message names the missing part."""
-
-
-def choose(own: Abilities, other: Abilities, *, forced: Kind | None = None, tls: bool = False) -> Choice:
-    """Returns the transport between two machines. Both ends get the same answer. `tls`: what is sent must be encrypted.
-    Raises CannotForce when `forced` is impossible."""
+def choose(own: Abilities, other: Abilities, *, tls: bool = False) -> Choice:
+    """Returns the transport between two machines, the same at both ends. `tls`: what is sent must be encrypted."""
     first, second = sorted((own, other), key=lambda one: (one.rdma, one.lacks))
     lacks = first.lacks or second.lacks
-    if forced == "tcp":
-        return Choice("tcp", 'TCP, because transport="tcp" was given.')
     if tls:
-        if forced == "rdma":
-            raise CannotForce("RDMA sends in the clear: leave out TLS, or the transport")
         return Choice("tcp", "TCP with TLS, because TLS was asked for, and RDMA sends in the clear.")
     if not lacks and first.link != second.link:
         lacks = f"{first.rdma} speaks {first.link}, and {second.rdma} {second.link}"
     if not lacks:
         ports = first.rdma if first.rdma == second.rdma else f"{first.rdma} and {second.rdma}"
         return Choice("rdma", f"RDMA, because both machines have an active device ({ports}).")
-    if forced == "rdma":
-        raise CannotForce(f"RDMA was asked for, but {lacks}")
     return Choice("tcp", f"TCP, because {lacks}.")
 
 
