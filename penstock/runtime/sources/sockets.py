@@ -1,20 +1,18 @@
 """A source of lines from a TCP connection.
 
-A thread reads the socket into a bounded buffer and stops reading when it is full, so that TCP holds the
-sender back. It must never block the run loop, nor outlive close().
+The reader's thread reads the socket only while it holds few lines, so that TCP holds the sender back. It must never
+hold more lines than one read of the socket brings beyond that.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import struct
 import termios
-import threading
 from collections import deque
-from collections.abc import Callable
 from fcntl import ioctl
+from time import monotonic
 from typing import Any
 
 from penstock.runtime.backoff import Backoff
@@ -29,7 +27,7 @@ logger = logging.getLogger(__name__)
 _RECEIVE = 64 << 10
 _CONNECT_S = 10.0
 _RETRY_S = (0.1, 5.0)  # the first and the longest pause between attempts to connect
-_JOIN_S = 2.0
+_WAIT_S = 0.5  # for how long a read waits for data
 
 
 class SocketLines(Source[str]):
@@ -90,22 +88,36 @@ class SocketLines(Source[str]):
 
 
 class _SocketReader(Reader):
+    """Receives in the thread of a ThreadReader. It reads the socket only while it holds few lines."""
+
+    blocking = True
+
     def __init__(self, source: SocketLines, splits: list[Split], context: SourceContext) -> None:
+        self._source = source
         self._names = [split.name for split in splits]
         self._received = sum(split.offset or 0 for split in splits)
         self._errors = context.errors
-        self._feed: _Feed | None = None
+        self._decode = TextDecoder(source.encoding)
+        self._name = f"{source.host}:{source.port}"
+        self._lines: deque[Any] = deque()
+        self._lines_seen = self._bytes_seen = 0  # of all whole lines so far
+        self._parts: list[bytes] = []  # of a line that has not ended
+        self._held = 0  # their bytes
+        self._position = 0
+        self._connection: socket.socket | None = None
+        self._backoff = Backoff(*_RETRY_S)
+        self._not_before = 0.0  # when to connect again
+        self._ended: bool | SourceError = False  # no more lines will be received; the error after them, if any
         self.finished = not splits
-        if splits:
-            self._feed = _Feed(source, context.wake)
 
     def read(self, limit: int) -> list[Any]:
-        if self._feed is None or self.finished:
-            return []
-        records = self._feed.take(limit)
-        if not records:
-            self.finished = self._feed.at_end()
-            return []
+        if not self._ended and not self.finished:
+            self._receive()
+        if not self._lines and self._ended:
+            if isinstance(self._ended, SourceError):
+                raise self._ended
+            self.finished = True
+        records = [self._lines.popleft() for _ in range(min(limit, len(self._lines)))]
         self._received += len(records)
         return readable(records, self._errors)
 
@@ -113,202 +125,107 @@ class _SocketReader(Reader):
         return dict.fromkeys(self._names, self._received)
 
     def ready_in(self) -> float | None:
-        return 0.0 if self.finished or self._feed is None or self._feed.has_news() else None
-
-    def backlog(self) -> int:
-        return 0 if self._feed is None or self.finished else self._feed.backlog()
-
-    def is_full(self) -> bool:
-        return self._feed is not None and not self.finished and self._feed.is_full()
-
-    def close(self) -> None:
-        self.finished = True
-        if self._feed is not None:
-            self._feed.close()
-
-
-class _Feed:
-    """Runs the thread that receives, and holds the buffer between this thread and the run loop."""
-
-    def __init__(self, source: SocketLines, wake: Callable[[], None]) -> None:
-        self._source = source
-        self._decode = TextDecoder(source.encoding)
-        self._name = f"{source.host}:{source.port}"
-        self._wake = wake
-        self._changed = threading.Condition()
-        self._lines: deque[Any] = deque()
-        self._outside = 0  # lines that were received and wait for room in the buffer
-        self._lines_seen = self._bytes_seen = 0  # of all whole lines so far
-        self._closed = False
-        self._ended = False
-        self._error: SourceError | None = None
-        self._socket: socket.socket | None = None
-        self._thread = threading.Thread(target=self._run, name=f"penstock-socket-{self._name}", daemon=True)
-        self._thread.start()
-
-    def take(self, limit: int) -> list[Any]:
-        with self._changed:
-            count = min(limit, len(self._lines))
-            lines = [self._lines.popleft() for _ in range(count)]
-            if count:
-                self._changed.notify_all()
-            return lines
-
-    def at_end(self) -> bool:
-        """Tells whether no more lines will come. Raises the error that ended the connection, if it was an error."""
-        with self._changed:
-            if self._lines or not self._ended:
-                return False
-            if self._error is not None:
-                raise self._error
-            return True
-
-    def has_news(self) -> bool:
-        with self._changed:
-            return bool(self._lines) or self._ended
+        return max(0.0, self._not_before - monotonic()) if self._connection is None else 0.0
 
     def backlog(self) -> int:
         """Returns how many lines are held here, and about how many wait in the kernel. What waits in the sender's
         machine is not known."""
-        with self._changed:
-            waiting = len(self._lines) + self._outside
-            if self._socket is not None and self._lines_seen:
-                waiting += _in_kernel(self._socket) * self._lines_seen // self._bytes_seen
-            return waiting
+        connection = self._connection  # read once, because the thread may change it meanwhile
+        kernel = _in_kernel(connection) if connection is not None and self._lines_seen else 0
+        return len(self._lines) + (kernel and kernel * self._lines_seen // self._bytes_seen)
 
     def is_full(self) -> bool:
-        """Tells whether received lines wait for room in the buffer: then the kernel's buffer and that of the sender
-        fill as well, and nobody knows how much waits there."""
-        with self._changed:
-            return self._outside > 0 and not self._ended
+        """Returns whether lines are held up to the limit: then the kernel's buffer and that of the sender fill as well,
+        and nobody knows how much waits there."""
+        return len(self._lines) >= self._source.max_buffered and not self._ended
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._lines.clear()
-            self._changed.notify_all()
-            if self._socket is not None:
-                _shut(self._socket)
-        if self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_S)
+        self.finished = True
+        self._lines.clear()
+        self._disconnect()
 
-    def _run(self) -> None:
-        error: SourceError | None = None
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _receive(self) -> None:
+        """Receives lines from the socket. Waits for a moment when no line is held."""
+        connected = self._connection is not None
         try:
-            self._receive_all()
-        except SourceError as failure:
-            error = failure
-        except Exception as failure:  # the run loop must hear of it, whatever it is
-            error = SourceError(f"SocketLines: receiving from {self._name} failed: {failure!r}")
-            error.__cause__ = failure
-        with self._changed:
-            self._ended = True
-            self._error = error
-        self._wake()
-
-    def _receive_all(self) -> None:
-        backoff = Backoff(*_RETRY_S)
-        while not self._closed:
-            connected = False
-            try:
-                with self._connect() as connection:
-                    connected = True
-                    backoff.succeeded()
-                    try:
-                        self._receive(connection)
-                    finally:
-                        with self._changed:
-                            self._socket = None  # before its number is that of another file
-            except OSError as error:
-                if not self._source.reconnect and not self._closed:
-                    raise self._failure(error, connected) from error
-            if not self._source.reconnect:
+            if self._connection is None:
+                if monotonic() < self._not_before:
+                    return
+                self._connection = socket.create_connection((self._source.host, self._source.port), _CONNECT_S)
+                self._backoff.succeeded()
+                connected = True
+            while len(self._lines) < self._source.max_buffered:
+                self._connection.settimeout(0 if self._lines else _WAIT_S)
+                if not self._take(self._connection.recv(_RECEIVE)):
+                    return
+        except SourceError as error:  # a line that is too long
+            self._disconnect()
+            self._ended = error
+        except OSError as error:
+            waited = isinstance(error, TimeoutError) and error.errno is None  # no error of the connection
+            if isinstance(error, BlockingIOError) or (connected and waited):
                 return
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed, backoff.failed())
+            self._leave_out()
+            self._lost(self._failure(error, connected))
+            if isinstance(self._ended, SourceError):
+                self._ended.__cause__ = error
 
-    def _connect(self) -> socket.socket:
-        last: OSError | None = None
-        source = self._source
-        for family, kind, protocol, _, address in socket.getaddrinfo(source.host, source.port, type=socket.SOCK_STREAM):
-            connection = socket.socket(family, kind, protocol)
-            with self._changed:
-                if self._closed:
-                    connection.close()
-                    raise OSError("closed")
-                self._socket = connection
-            try:
-                connection.settimeout(_CONNECT_S)
-                connection.connect(address)
-                connection.settimeout(None)
-                return connection
-            except OSError as error:
-                last = error
-                connection.close()
-        raise last or OSError("the name has no address")
+    def _lost(self, ended: bool | SourceError) -> None:
+        """Notes that the connection has ended, or was never made."""
+        self._disconnect()
+        self._parts, self._held, self._position = [], 0, 0
+        if self._source.reconnect:
+            self._not_before = monotonic() + self._backoff.failed()
+        else:
+            self._ended = ended
 
-    def _receive(self, connection: socket.socket) -> None:
-        parts: list[bytes] = []  # of a line that has not ended
-        held = 0
-        position = 0
+    def _take(self, data: bytes) -> bool:
+        """Takes bytes of the connection. Returns False at its end."""
+        if not data:
+            if self._source.reconnect:
+                self._leave_out()
+            elif self._parts:
+                self._put(b"".join(self._parts))
+            self._lost(True)
+            return False
         limit = self._source.max_line_bytes
-        while not self._closed:
-            try:
-                data = connection.recv(_RECEIVE)
-            except OSError:
-                self._leave_out(held)
-                raise
-            if not data:
-                if self._source.reconnect:
-                    self._leave_out(held)
-                elif parts:
-                    self._put(self._decode(b"".join(parts), self._name, position)[0], held)
-                return
-            end = data.rfind(b"\n") + 1
-            if end:
-                block = b"".join([*parts, data[:end]])
-                allowed = up_to_long_line(block, limit)
-                if allowed:
-                    self._put(self._decode(allowed, self._name, position)[0], len(allowed))
-                if len(allowed) < len(block):
-                    raise self._too_long()
-                position += len(block)
-                parts, held = [], 0
-            if end < len(data):
-                parts.append(data[end:])
-                held += len(data) - end
-                if held - data.endswith(b"\r") > limit:
-                    raise self._too_long()
+        end = data.rfind(b"\n") + 1
+        if end:
+            block = b"".join([*self._parts, data[:end]])
+            allowed = up_to_long_line(block, limit)
+            if allowed:
+                self._put(allowed)
+            if len(allowed) < len(block):
+                raise self._too_long()
+            self._parts, self._held = [], 0
+        if end < len(data):
+            self._parts.append(data[end:])
+            self._held += len(data) - end
+            if self._held - data.endswith(b"\r") > limit:
+                raise self._too_long()
+        return True
 
-    def _leave_out(self, size: int) -> None:
-        """Says that a line broke off after `size` bytes, with the connection."""
-        if size and not self._closed:
+    def _put(self, data: bytes) -> None:
+        lines = self._decode(data, self._name, self._position)[0]
+        self._position += len(data)
+        self._bytes_seen += len(data)
+        self._lines_seen += len(lines)
+        self._lines.extend(lines)
+
+    def _leave_out(self) -> None:
+        """Says that a line broke off, with the connection."""
+        if self._held:
             logger.warning(
                 "SocketLines: the connection to %s ended in the middle of a line, and the %s bytes of this line that "
                 "had arrived were left out. The server must send the end of a line before it closes the connection",
                 self._name,
-                f"{size:,}",
+                f"{self._held:,}",
             )
-
-    def _put(self, lines: list[Any], size: int) -> None:
-        """Appends to the buffer as room becomes free. The lines were `size` bytes."""
-        with self._changed:
-            self._outside = len(lines)
-            self._lines_seen += len(lines)
-            self._bytes_seen += size
-        done = 0
-        while done < len(lines):
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._lines) < self._source.max_buffered)
-                if self._closed:
-                    return
-                was_empty = not self._lines
-                room = self._source.max_buffered - len(self._lines)
-                self._lines.extend(lines[done : done + room])
-                done += room
-                self._outside = max(0, len(lines) - done)
-            if was_empty:
-                self._wake()
 
     def _too_long(self) -> SourceError:
         return SourceError(
@@ -337,10 +254,3 @@ def _in_kernel(connection: socket.socket) -> int:
         return int(struct.unpack("i", ioctl(connection.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0])
     except (OSError, ValueError):  # it was closed meanwhile
         return 0
-
-
-def _shut(connection: socket.socket) -> None:
-    """Wakes the thread that waits in recv or connect, and closes the socket."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
