@@ -1,7 +1,6 @@
 """Makes the calls of one task of `map_async`: coroutines on an asyncio loop, and other functions in threads.
 
-No answer may be lost or given twice, whatever a call does. No call may stop or close the loop, which is that of all
-calls of the task.
+No answer may be lost or given twice, whatever a call does.
 
 A call whose time is over has failed at once. Its coroutine is cancelled, but may go on for a while, and is *late* until
 it has really ended. A thread cannot be ended from outside, so its call gives its place up at once: a function that
@@ -81,7 +80,7 @@ class Caller(ABC):
         self._wake = wake
         self._answers: list[Attempt] = []
         self._lock = threading.Lock()
-        self._freed = threading.Condition(self._lock)  # notified when a late call has ended
+        self._ended = threading.Condition(self._lock)  # notified when a call has ended
         self._told = False  # whether the task's thread was woken for answers that it has not taken yet
         self._closed = False
         self._process = os.getpid()
@@ -94,10 +93,22 @@ class Caller(ABC):
     def begin(self, attempts: list[Attempt]) -> None:
         """Begins calls."""
 
-    @abstractmethod
-    def call(self, record: Any, timeout_s: float | None) -> Any:
-        """Makes a call, in this thread if possible, and returns its result. Raises what the function raises, and
+    def call(self, attempt: Attempt) -> Any:
+        """Makes a call while no other is under way, and waits for its result. Raises what the function raises, and
         TimeoutError."""
+        self.begin([attempt])
+        with self._lock:
+            in_time = self._ended.wait_for(lambda: attempt.over, self.timeout_s)
+        if not in_time:
+            frame, still_s = self.where(attempt), self.stood_still()
+            if self.abandon(attempt):
+                with self._lock:  # a coroutine ends soon when it is cancelled
+                    self._ended.wait_for(lambda: not attempt.late, END_S)
+                raise timed_out(self.timeout_s, frame, still_s)
+        self.take()
+        if attempt.error is not None:
+            raise attempt.error
+        return attempt.value
 
     def stood_still(self) -> float:
         """Returns for how many seconds no call could go on while the calls that are too late were under way."""
@@ -133,6 +144,7 @@ class Caller(ABC):
             attempt.over = True
             attempt.value, attempt.error = value, error
             self._answers.append(attempt)
+            self._ended.notify_all()
             if not self._told:
                 self._told = True
                 self._tell()
@@ -141,15 +153,15 @@ class Caller(ABC):
     def _end_late(self) -> None:
         """Gives the place of a late call back. It must be called with the lock."""
         self.late -= 1
-        self._freed.notify_all()
+        self._ended.notify_all()
         if not self._closed:
             self._tell()  # `_told` is only for answers: what has come now is room, and nobody takes it
 
-    def wait_for_place(self, concurrency: int, timeout_s: float | None) -> None:
+    def wait_for_place(self, concurrency: int) -> None:
         """Waits in the task's thread until fewer calls than `concurrency` are late. Raises TimeoutError."""
         with self._lock:
-            if not self._freed.wait_for(lambda: self.late < concurrency, timeout_s):
-                raise timed_out(timeout_s, None)
+            if not self._ended.wait_for(lambda: self.late < concurrency, self.timeout_s):
+                raise timed_out(self.timeout_s, None)
 
     def _tell(self) -> None:
         """Wakes the task's thread."""
@@ -211,7 +223,7 @@ class LoopCaller(Caller):
     def open(self) -> None:
         self._loop = CallLoop(self._name)
         # In the loop: what the user opens may belong to the loop that runs then.
-        self._loop.until_done(_called(self._function.open))
+        self._loop.submit(_called(self._function.open)).result()
 
     def begin(self, attempts: list[Attempt]) -> None:
         assert self._loop is not None
@@ -228,54 +240,21 @@ class LoopCaller(Caller):
         while self._begun:
             for attempt in self._begun.popleft():
                 if not attempt.over:
-                    attempt.place = self._loop.loop.create_task(self._run(attempt))
-                    attempt.place.add_done_callback(partial(self._ended, attempt))
+                    attempt.place = self._loop.loop.create_task(_outcome(self._function.fn, attempt.record))
+                    attempt.place.add_done_callback(partial(self._done, attempt))
                     self._tasks.add(attempt.place)
 
-    async def _run(self, attempt: Attempt) -> None:
-        value, error = await _outcome(self._function.fn, attempt.record)
-        self._tasks.discard(attempt.place)
-        self.settle(attempt, value, error)
-
-    def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
-        # `_run` does not run at all when its task is cancelled before its first step, by us or by another coroutine.
+    def _done(self, attempt: Attempt, task: asyncio.Task[tuple[Any, BaseException | None]]) -> None:
         self._tasks.discard(task)
-        if attempt.late or not attempt.over:
+        if task.cancelled():  # before its first step, by us or by another coroutine
             self.settle(attempt, None, asyncio.CancelledError("the call was cancelled before it began"))
+        else:
+            self.settle(attempt, *task.result())
 
     def _tell(self) -> None:
         # At the end of this round of the loop, so that one wake-up is enough for all calls that end in it.
         assert self._loop is not None
         self._loop.loop.call_soon(self._wake)
-
-    def call(self, record: Any, timeout_s: float | None) -> Any:
-        assert self._loop is not None
-        try:
-            value, error = self._loop.until_done(self._one(record, timeout_s))
-        finally:
-            if self.late:  # it ends only while the loop runs, and perhaps no call follows before it has ended
-                self._loop.run_in_thread()
-        if error is not None:
-            raise error
-        return value
-
-    async def _one(self, record: Any, timeout_s: float | None) -> tuple[Any, BaseException | None]:
-        task = asyncio.ensure_future(_outcome(self._function.fn, record))
-        ended, _ = await asyncio.wait({task}, timeout=timeout_s)
-        if ended:
-            return task.result()
-        task.cancel()
-        ended, _ = await asyncio.wait({task}, timeout=END_S)
-        if not ended:
-            with self._lock:
-                self.late += 1
-            task.add_done_callback(self._one_ended)
-        return None, timed_out(timeout_s, None)
-
-    def _one_ended(self, _: object) -> None:
-        """Notes the end of a late call that `_one` has made."""
-        with self._lock:
-            self._end_late()
 
     def stood_still(self) -> float:
         return 0.0 if self._loop is None or self.timeout_s is None else self._loop.stood_still(self.timeout_s)
@@ -302,7 +281,7 @@ class LoopCaller(Caller):
             left = self._loop.cancel(self._tasks)
             if left is not None:
                 self._warn_of_calls_left(left, END_WHEN_CANCELLED)
-                self._loop.until_done(_called(self._function.close))
+                self._loop.submit(_called(self._function.close)).result()
             else:
                 logger.warning(
                     "operator %r, task %d: its function holds up its asyncio loop without awaiting anything, so "
@@ -384,27 +363,6 @@ class ThreadCaller(Caller):
                 f"the function returned an object of type {called}, which must be awaited, and is not written with "
                 "`async def`; write it so: async def ask(record): return await client.get(record)"
             )
-        return value
-
-    def call(self, record: Any, timeout_s: float | None) -> Any:
-        if timeout_s is None:
-            return self._result(record)
-        answer: list[Any] = []
-
-        def run() -> None:
-            try:
-                answer.extend((self._result(record), None))
-            except BaseException as error:  # it belongs to the thread that waits
-                answer.extend((None, error))
-
-        thread = threading.Thread(target=run, name=f"{self._name} calls", daemon=True)
-        thread.start()
-        thread.join(timeout_s)
-        if thread.is_alive():
-            raise timed_out(timeout_s, _users_frame(thread))
-        value, error = answer
-        if error is not None:
-            raise error
         return value
 
     def where(self, attempt: Attempt) -> FrameType | None:

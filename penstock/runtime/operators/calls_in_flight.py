@@ -220,18 +220,18 @@ class CallsInFlight(Pending):
         return call.record
 
     def _alone(self, call: Call) -> Iterator[Batch]:
-        """Makes a call, waits for it, and yields its result. This thread makes it if possible, so that a record that
-        ends the process is found (runtime/worker/blackbox.py)."""
+        """Makes a call while no other is under way, waits for it, and yields its result, so that a record that ends the
+        process is found (runtime/worker/blackbox.py)."""
         assert self._caller is not None
         while not call.answered:
             value, error = None, None
             self._see_whether_full()
             try:
-                record = self._record_of(call)
+                attempt = Attempt(call, self._record_of(call))
                 # Only a retry ever waits. It waits no longer than the call might take, because this thread has other
                 # tasks too.
-                self._caller.wait_for_place(self._concurrency, self._timeout_s)
-                value = self._caller.call(record, self._timeout_s)
+                self._caller.wait_for_place(self._concurrency)
+                value = self._caller.call(attempt)
             except BaseException as raised:  # it is handled below
                 error = raised
             self._see_whether_full()
