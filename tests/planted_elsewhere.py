@@ -11,10 +11,10 @@ from penstock.placement import refinement
 from penstock.runtime.lifecycle import StateMachine
 from penstock.runtime.operators.window_functions import _Accumulated
 from penstock.runtime.operators.windowing import _Windowing
-from penstock.runtime.operators.windows import _Due
 from penstock.runtime.records import class_evolution, enum_classes, remade
 from penstock.runtime.records.key_groups import KeyGroups
 from penstock.runtime.sinks.parts import PartsWriter
+from penstock.runtime.state.timers import Timers
 from penstock.runtime.worker.diversion import Diverted
 from tests.planting import Test, planted_fault
 
@@ -185,11 +185,7 @@ def _drivers_elsewhere_live_for_ever() -> Any:
 )
 def _early_results_wait_anew() -> Any:
     """Each record that makes a session longer puts its early result off."""
-
-    def forgets(self: Any, window: Any) -> None:
-        self._times.pop(window, None)
-
-    return mock.patch.object(_Due, "remove", forgets)
+    return mock.patch.object(Timers, "times", return_value=())
 
 
 @planted_fault(

@@ -45,7 +45,7 @@ from penstock.runtime.errors import (
     first_line,
     shorten,
 )
-from penstock.runtime.operators.windowing import late_words
+from penstock.runtime.operators.late import late_words
 from penstock.runtime.program.mixing import mixing_words
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program

@@ -38,7 +38,7 @@ from penstock.runtime.lazy_names import lazy_names
 from penstock.runtime.mistakes import called, refusing
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read, Write
-from penstock.runtime.operators.windowing import LATE, late_words
+from penstock.runtime.operators.late import LATE, late_words
 from penstock.runtime.program.flow import check_flow
 from penstock.runtime.program.graph import Graph
 from penstock.runtime.program.mixing import mixing, mixing_words

@@ -28,15 +28,16 @@ from penstock.runtime.exchange.channel import LINKS_MAX
 from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.exchange.message import END, WATERMARK
 from penstock.runtime.exchange.output_cache import OnDisk
+from penstock.runtime.operators.base import KeyedStage
 from penstock.runtime.operators.connected import _BroadcastStage
-from penstock.runtime.operators.joins import _Joining
 from penstock.runtime.operators.processing import ProcessStage
-from penstock.runtime.operators.windowing import _Windowing
-from penstock.runtime.operators.windows import _Windows
+from penstock.runtime.operators.windowing import _Windowing, _WindowMap
 from penstock.runtime.program.plan import Plan, TaskId
 from penstock.runtime.records.key_groups import key_groups
-from penstock.runtime.state.keyed import NESTED, SHARED, SavedState
+from penstock.runtime.state.broadcast import BroadcastState
+from penstock.runtime.state.keyed import NESTED, SHARED, KeyedMap, LoggedMap, SavedState, StateMap
 from penstock.runtime.state.nested import NestedMap
+from penstock.runtime.state.timers import Timers
 from penstock.runtime.state.window_records import WindowRecords
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.run_loop import RunLoop
@@ -548,51 +549,36 @@ def in_memory(task: Task) -> States:
     """The keyed state of a task's stages."""
     states: States = {}
     for stage in task.stages:
-        if isinstance(stage, _Windowing):
-            windows: dict[Any, dict[int, Any]] = {}
-            for start, window in stage._map.windows.items():
-                for key, partial in window.items():
-                    windows.setdefault(key, {})[start] = partial
-            states[stage.context.operator.name] = {"windows": windows}
-        elif isinstance(stage, _Joining):
-            states[stage.context.operator.name] = _flat(stage._left.records, stage._right.records)
-        elif isinstance(stage, _Windows):
-            kept = [each for each in vars(stage._kept).values() if isinstance(each, NestedMap | WindowRecords)]
-            states[stage.context.operator.name] = _flat(*kept, stage._said, stage._counts)
-        elif hasattr(stage, "_map"):
-            maps = states[stage.context.operator.name] = {"state": stage._map.values}
+        if isinstance(stage, KeyedStage):
+            maps = states[stage.context.operator.name] = {title: _entries(each) for title, each in stage.maps.items()}
             if isinstance(stage, ProcessStage):
-                maps["timers"] = stage._timers.saved.values
-                maps.update(_of_process(stage))
+                named = stage.user.named
+                maps.update(named._saved)
+                for kept, _ in named._states.values():
+                    maps.update({each.title: _entries(each) for each in (kept.entries, kept.deadlines)})
     return states
 
 
-def _of_process(stage: ProcessStage) -> dict[str, dict[Any, Any]]:
-    """What a process stage saves beside its state and its timers."""
-    maps: dict[str, dict[Any, Any]] = {}
-    if stage._on_event_timer is not None:
-        maps["event timers"] = stage._event_timers.saved.values
-    named = stage.user.named
-    maps.update(named._saved)
-    for kept, _ in named._states.values():
-        maps.update(_flat(kept.entries, kept.deadlines))
-    if isinstance(stage, _BroadcastStage) and stage._saves:
-        maps[stage.user.broadcast.title] = stage.user.broadcast._values
-    return maps
-
-
-def _flat(*several: NestedMap | WindowRecords) -> dict[str, dict[Any, Any]]:
-    """What a snapshot has of maps whose keys have parts."""
-    maps: dict[str, dict[Any, Any]] = {}
-    for each in several:
-        entries = maps[each.title] = {}
-        for key, parts in each.values.items():
+def _entries(of: StateMap) -> dict[Any, Any]:
+    """What a whole snapshot has of a map."""
+    entries: dict[Any, Any] = {}
+    if isinstance(of, _WindowMap):
+        for start, window in of.windows.items():
+            for key, partial in window.items():
+                entries.setdefault(key, {})[start] = partial
+    elif isinstance(of, NestedMap | WindowRecords):
+        for key, parts in of.values.items():
             for part, value in parts.items():
-                if isinstance(each, WindowRecords):
+                if isinstance(of, WindowRecords):
                     entries.update({(key, (part, number)): record for number, record in enumerate(value)})
                 else:
                     entries[key, part] = value
-    return maps
+    elif isinstance(of, BroadcastState):
+        return of._values
+    else:
+        assert isinstance(of, KeyedMap | LoggedMap | Timers)
+        return of.saved.values if isinstance(of, Timers) else of.values
+    return entries
 
 
 def shared_only(states: States) -> States:

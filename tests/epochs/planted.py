@@ -472,7 +472,7 @@ def _watermark_forgotten() -> Any:
     return _patch(OutputCache, "complete", forgetful)
 
 
-@planted_fault("penstock/runtime/operators/windowing.py", Seeds(11, _several_epochs))
+@planted_fault("penstock/runtime/operators/windowing.py", Seeds(180, _several_epochs))
 def _windows_fire_again() -> Any:
     """A task of windows that goes back does not know which have said their results."""
     restore_ = _Windowing.restore

@@ -120,14 +120,14 @@ def _joins_drop_too_early() -> Any:
     return mock.patch.object(_IntervalJoining, "_released", released)
 
 
-@planted_fault("penstock/runtime/operators/joins.py", Seeds(62598, _somebody_dies, _is_outer))
+@planted_fault("penstock/runtime/operators/joins.py", Seeds(443, _somebody_dies, _is_outer))
 def _matches_not_noted() -> Any:
     """That a record has found another one is not noted as a change, so an outer join says later that it has not."""
     return mock.patch.object(_Side, "restore", _restored_unmatched)
 
 
 def _restored_unmatched(self: _Side, saved: dict[Any, Any]) -> None:
-    self.records.restore({place: [time, record, False] for place, (time, record, _) in saved.items()})
+    NestedMap.restore(self, {place: [time, record, False] for place, (time, record, _) in saved.items()})
     for (key, number), (time, *_) in saved.items():
         self.order.setdefault(key, []).append((time, number))
         self._next = max(self._next, number + 1)

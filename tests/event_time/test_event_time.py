@@ -658,7 +658,7 @@ def stream_of() -> ps.Stream:
         ),
         (
             lambda: stream_of().watermark(0).key_by(0).window(ps.Tumbling(1)).count(emit="every"),
-            "emit='every'; of windows use 'final' or 'latest'",
+            "emit='every'; it must be 'final' or 'latest', of windows",
         ),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_class_is_made_once_in_each_task() -> None:
             "multiple values for argument 'factor'",
         ),
         (lambda s: s.map(abs, fn_constructor_args=(1,)), "are for a class, whose object is the function"),
-        (lambda s: s.map_batches(abs, batch_format="polars"), "use one of 'list', 'numpy', 'pandas', 'arrow'"),
+        (lambda s: s.map_batches(abs, batch_format="polars"), "it must be 'list', 'numpy', 'pandas' or 'arrow'"),
     ],
 )
 def test_a_class_that_cannot_be_made_is_refused(make: Callable[[Any], Any], words: str) -> None:

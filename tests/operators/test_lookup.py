@@ -99,7 +99,7 @@ def test_an_empty_arrow_table_still_has_columns() -> None:
 @pytest.mark.parametrize(
     ("table", "on", "options", "message"),
     [
-        (CAMPAIGNS, "ad", {"how": "outer"}, "how='outer'; use 'inner' or 'left'"),
+        (CAMPAIGNS, "ad", {"how": "outer"}, "how='outer'; it must be 'inner' or 'left'"),
         (CAMPAIGNS, 7, {}, "on=7; give a field's name, or the record's and the table's as a pair"),
         (CAMPAIGNS, ("a", "b", "c"), {}, "on="),
         (CAMPAIGNS, "id", {}, "the table has no column 'id'; it has: ad, campaign, budget"),

@@ -348,7 +348,7 @@ def test_testing_gives_the_same_calls_each_time() -> None:
         ({"linger_s": 1.0}, "give both or neither"),
         ({"min_batch": 11, "batch_size": 10, "linger_s": 1.0}, "from 1 to batch_size=10"),
         ({"min_batch": 0, "linger_s": 1.0}, "from 1 to batch_size"),
-        ({"min_batch": 2, "linger_s": 0.0}, "a number of seconds above 0"),
+        ({"min_batch": 2, "linger_s": 0.0}, "must be a number above 0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:

@@ -22,7 +22,8 @@ from penstock.runtime.errors import FlowError, RecordError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, TIME_MAX
 from penstock.runtime.event_time.windows import Sliding, Tumbling
 from penstock.runtime.operators.base import Stage, StageContext
-from penstock.runtime.operators.windowing import LATE, WindowAggregated
+from penstock.runtime.operators.late import LATE
+from penstock.runtime.operators.windowing import WindowAggregated
 from penstock.runtime.records.batch import KeyedBatch
 from penstock.runtime.records.key_groups import KeyGroups, partition
 from penstock.runtime.records.userfunc import DEAD_LETTERS, OnError

@@ -99,8 +99,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "workers of a wrong type": (lambda: _planned("2"), "workers='2'; it must be a whole number"),
     "no source": (lambda: Flow("f").read([1, 2]), "needs a source such as"),  # type: ignore[arg-type]
     "no sink": (lambda: numbers().write("out/"), "needs a sink such as"),  # type: ignore[arg-type]
-    "parallelism 0": (lambda: numbers().map(str, parallelism=0), "parallelism=0; it must be 1 or more"),
-    "parallelism true": (lambda: numbers().map(str, parallelism=True), "parallelism=True; it must be 1 or more"),
+    "parallelism 0": (lambda: numbers().map(str, parallelism=0), "parallelism=0; it must be a whole number"),
+    "parallelism true": (
+        lambda: numbers().map(str, parallelism=True),
+        "parallelism=True; it must be a whole number, 1 or more",
+    ),
     "duplicate name": (lambda: numbers().map(str, name="m").map(str, name="m"), "two operators are named 'm'"),
     "not a function": (lambda: numbers().map("upper"), "map 'map' needs a function, got 'upper'"),  # type: ignore[arg-type]
     "closure over a lock": (lambda: numbers().map(with_held_lock()), "cannot be pickled"),
@@ -115,7 +118,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "index of named fields": (lambda: table().key_by(0), "the records have named fields: name, price"),
     "key of no kind": (lambda: numbers().key_by(1.5), "give a function, a field name or an index"),  # type: ignore[arg-type]
     "key true": (lambda: numbers().key_by(True), "give a function, a field name or an index"),
-    "policy": (lambda: numbers().map(str, on_error="ignore"), "operator 'map': on_error='ignore'; the policies are"),
+    "policy": (
+        lambda: numbers().map(str, on_error="ignore"),
+        "operator 'map': on_error='ignore'; it must be 'fail', 'skip'",
+    ),
     "union of flows": (of_another_flow, "two flows: 'g' and 'h'"),
     "union with itself": (_twice, "would double its records"),
     "union with itself otherwise grouped": (_twice_grouped, "would double its records"),

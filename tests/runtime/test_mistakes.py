@@ -753,7 +753,7 @@ RUNNING: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "number of map_batches": (lambda: some().map_batches(len), ("returned one int, not a list",)),
     "dict in place of a table": (
         lambda: some(ORDERS).map_batches(lambda table: {"a": [1]}, batch_format="arrow"),
-        ("returned a dict; with batch_format='arrow' return a pyarrow Table",),
+        ("of type dict; with batch_format='arrow' return a pyarrow Table",),
     ),
     "number of process": (lambda: keyed().process(lambda ctx, key, row: 1), ("returned one int, not a list",)),
     "text of process": (lambda: keyed().process(lambda ctx, key, row: "abc"), ("returned a str, whose characters",)),

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.runtime.operators.ends import Read
-from penstock.runtime.operators.windowing import LATE
+from penstock.runtime.operators.late import LATE
 from penstock.runtime.program.mixing import mixing
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.status import JobStatus, Latency, OperatorStatus, TaskStatus, WorkerStatus

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Literal, get_args
 
-from penstock.runtime.errors import FlowError
-from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, KeyedStage, Operator, Stage, StageContext
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
 from penstock.runtime.records.userfunc import (
     check_function,
 )
 from penstock.runtime.state.aggregate import Aggregate, add_all
-from penstock.runtime.state.keyed import KeyedMap, LoggedMap, SavedState, StageState
+from penstock.runtime.state.keyed import KeyedMap, LoggedMap
+from penstock.runtime.units import choice
 
 Emit = Literal["latest", "every", "final"]
 
@@ -42,8 +42,7 @@ class Aggregated(Operator):
     def __init__(self, aggregate: Aggregate, emit: Emit = "latest", **common: Any) -> None:
         self.kind = aggregate.name
         super().__init__(**common)
-        if emit not in get_args(Emit):
-            raise FlowError(f"{self.name!r}: emit={emit!r}; use 'latest', 'every' or 'final'")
+        choice(emit, f"{self.name!r}: emit", get_args(Emit))
         if aggregate.selector is not None:
             check_function(aggregate.selector, f"{self.kind} {self.name!r}")
         self.aggregate = aggregate
@@ -63,7 +62,7 @@ class Aggregated(Operator):
         return _Aggregating(context, self.aggregate, self.emit)
 
 
-class _Aggregating(Stage):
+class _Aggregating(KeyedStage):
     def __init__(self, context: StageContext, aggregate: Aggregate, emit: Emit) -> None:
         super().__init__(context)
         self._aggregate = aggregate
@@ -74,6 +73,7 @@ class _Aggregating(Stage):
             self._map = LoggedMap(self.state, aggregate, context.epochs)
         else:
             self._map = KeyedMap(self.state, context.epochs)
+        self.maps = {"state": self._map}
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, KeyedBatch)
@@ -140,18 +140,6 @@ class _Aggregating(Stage):
             if piece := self._results(part):
                 yield piece
 
-    def wants_whole(self) -> bool:
-        return self._map.wants_whole
-
-    def snapshot(self, epoch: int, whole: bool) -> StageState:
-        return StageState({"state": self._map.delta(whole)})
-
-    def restore(self, epoch: int, saved: SavedState) -> None:
-        self._map.restore(saved.maps.get("state", {}))
-
-    def drop_state(self) -> None:
-        self._map.drop()
-
 
 class Reduce(Operator):
     """The operator reduce(fn): the state of a key is its first record, and then fn(state, record). It emits (key,
@@ -164,8 +152,7 @@ class Reduce(Operator):
     def __init__(self, fn: Callable[[Any, Any], Any], emit: Emit = "latest", **common: Any) -> None:
         super().__init__(**common)
         check_function(fn, f"reduce {self.name!r}", ("state", "record"))
-        if emit not in get_args(Emit):
-            raise FlowError(f"{self.name!r}: emit={emit!r}; use 'latest', 'every' or 'final'")
+        choice(emit, f"{self.name!r}: emit", get_args(Emit))
         self.fn = fn
         self.emit = emit
 

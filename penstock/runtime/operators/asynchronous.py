@@ -7,7 +7,6 @@ begins calls for the records that it gets, is woken once for many answers, and t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,7 +16,7 @@ from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.operators.callers import Caller, LoopCaller, ThreadCaller
 from penstock.runtime.operators.calls_in_flight import CallsInFlight
 from penstock.runtime.records.userfunc import OwnFunction, check_function, is_coroutine_function, returns_nothing
-from penstock.runtime.units import flag, seconds, whole
+from penstock.runtime.units import flag, number, number_above_zero, seconds, whole
 
 #: The errors after which `map_async` makes a call again; None: all.
 RetryOn = type[BaseException] | tuple[type[BaseException], ...] | None
@@ -68,12 +67,9 @@ class MapAsync(Operator):
         self.concurrency = whole(concurrency, f"{what}: concurrency")
         self.ordered = flag(ordered, f"{what}: ordered")
         self.retries = whole(retries, f"{what}: retries", least=0)
-        self.timeout_s = None if timeout_s is None else seconds(timeout_s, f"{what}: timeout_s")
-        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
-            raise FlowError(f"{what}: timeout_s={timeout_s}; it must be a number of seconds above 0, or None")
-        self.retry_wait_s = seconds(retry_wait_s, f"{what}: retry_wait_s")
-        if self.retry_wait_s == math.inf:
-            raise FlowError(f"{what}: retry_wait_s={retry_wait_s}; it must be a finite number of seconds")
+        where = f"{what}: timeout_s"
+        self.timeout_s = None if timeout_s is None else number_above_zero(seconds(timeout_s, where), where, ", or None")
+        self.retry_wait_s = number(seconds(retry_wait_s, f"{what}: retry_wait_s"), f"{what}: retry_wait_s")
         self.retry_on = _classes(retry_on, what)
         if retry_on is not None and not self.retries:
             raise FlowError(

@@ -22,10 +22,12 @@ from penstock.runtime.records.userfunc import (
     POLICIES,
     ErrorHandler,
     OnError,
+    OwnFunction,
     apply,
 )
 from penstock.runtime.sinks.base import SinkContext
-from penstock.runtime.state.keyed import SavedState, StageState
+from penstock.runtime.state.keyed import SavedState, StageState, StateMap
+from penstock.runtime.units import choice, whole
 
 # An expanding stage yields pieces of at most this many records. Smaller pieces cost more calls of the later stages.
 # Larger pieces take more memory, and let a task run longer before it looks at its channels again.
@@ -156,6 +158,46 @@ class Stage:
         """Notes that the job is cancelled after this complete epoch. `close` follows."""
 
 
+class CallingStage(Stage):
+    """A stage that calls a user's function, which it opens and closes."""
+
+    def __init__(self, context: StageContext, fn: Callable[..., Any]) -> None:
+        super().__init__(context)
+        self._own = OwnFunction(fn)
+
+    def open(self) -> None:
+        self._own.open()
+
+    def close(self, failed: bool) -> None:
+        self._own.close()
+
+
+class KeyedStage(Stage):
+    """A stage with keyed state, which it saves map by map."""
+
+    def __init__(self, context: StageContext) -> None:
+        super().__init__(context)
+        self.maps: dict[str, StateMap] = {}  # by the names under which they are saved
+
+    def own_state(self) -> Any:
+        """Returns the part of the state that belongs to the task itself, and to no key."""
+        return None
+
+    def wants_whole(self) -> bool:
+        return any(each.wants_whole for each in self.maps.values())
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        return StageState({title: each.delta(whole) for title, each in self.maps.items()}, own=self.own_state())
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        for title, each in self.maps.items():
+            each.restore(saved.maps.get(title, {}))
+
+    def drop_state(self) -> None:
+        for each in self.maps.values():
+            each.drop()
+
+
 def run_stages(stages: Sequence[Stage], batch: Batch, first: int) -> Iterator[Batch]:
     """Yields the outputs of the stages from `first` on, for a batch that is not empty. The pieces are of limited size,
     and none is empty."""
@@ -200,16 +242,10 @@ class Operator(ABC):
     ) -> None:
         if name is not None and (not isinstance(name, str) or not name):
             raise FlowError(f"an operator's name must be a text, not {name!r}")
-        if on_error not in POLICIES:
-            known = ", ".join(map(repr, POLICIES))
-            raise FlowError(f"operator {name or self.kind!r}: on_error={on_error!r}; the policies are {known}")
-        if parallelism is not None and (
-            not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1
-        ):
-            raise FlowError(f"operator {name or self.kind!r}: parallelism={parallelism!r}; it must be 1 or more")
         self.name = name or self.kind
+        choice(on_error, f"operator {self.name!r}: on_error", POLICIES)
         self.explicit_name = name is not None
-        self.parallelism = parallelism
+        self.parallelism = None if parallelism is None else whole(parallelism, f"operator {self.name!r}: parallelism")
         self.on_error = on_error
         self.needs = needs_of(num_gpus, resources, self.name)  # what each task needs of its worker beside CPU time
         if self.needs:

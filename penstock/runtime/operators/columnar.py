@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-from penstock.runtime.expressions import Closure, Expr, col, compile_filter, compile_select, compile_value
-from penstock.runtime.expressions import compile_with_columns as compile_with
+from penstock.runtime.expressions import Closure, Expr, col, compile_value
 from penstock.runtime.expressions.tree import Column
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.operators.fields import Field, Rows, record_of
@@ -54,21 +53,6 @@ class _Columnar(Stage):
     def _one_by_one(self, records: Iterator[Any]) -> Iterator[Any]:
         out = self._closure.iterate(map(self._rows, records))
         return map(record_of, out) if self._filters else out
-
-
-def filtering(expr: Expr, **common: Any) -> Columnar:
-    """Makes the operator that keeps the records for which an expression is true."""
-    return Columnar(compile_filter(expr), **common)
-
-
-def selecting(exprs: dict[str, Expr], **common: Any) -> Columnar:
-    """Makes the operator that keeps only these fields of a record."""
-    return Columnar(compile_select(exprs), **common)
-
-
-def adding(exprs: dict[str, Expr], **common: Any) -> Columnar:
-    """Makes the operator that adds or replaces these fields of a record."""
-    return Columnar(compile_with(exprs), **common)
 
 
 class Taken(ListSelector):

@@ -17,7 +17,7 @@ from penstock.runtime.operators.process import NO_KEY, BroadcastProcessFunction,
 from penstock.runtime.operators.processing import Processing, ProcessStage, full_pieces, rest, taken
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.userfunc import check_function, of_no_list
-from penstock.runtime.state.keyed import SavedState, StageState
+from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.units import whole
 
 
@@ -98,7 +98,7 @@ class _BroadcastStage(ProcessStage):
         self._shared = self.user.broadcast
         if context.epochs and context.index == 0:
             self._shared.saved_here()
-        self._saves = context.epochs and context.index == 0
+            self.maps[self._shared.title] = self._shared
         self._batch_size = operator.batch_size
 
     def expand(self, batch: Batch) -> Iterator[Batch]:
@@ -142,15 +142,6 @@ class _BroadcastStage(ProcessStage):
                 self.errors.handle(some, of_no_list(error), len(some))
             yield from full_pieces(out)
         yield from rest(out)
-
-    def wants_whole(self) -> bool:
-        return super().wants_whole() or (self._saves and self._shared.wants_whole)
-
-    def snapshot(self, epoch: int, whole: bool) -> StageState:
-        state = super().snapshot(epoch, whole)
-        if self._saves:
-            state.maps[self._shared.title] = self._shared.delta(whole)
-        return state
 
     def restore(self, epoch: int, saved: SavedState) -> None:
         super().restore(epoch, saved)

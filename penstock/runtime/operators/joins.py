@@ -27,13 +27,14 @@ from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.watermark import IDLE, as_ms, duration_ms, held_back
 from penstock.runtime.event_time.windows import GRAIN_MOST
 from penstock.runtime.operators.base import Operator, Stage, StageContext
+from penstock.runtime.operators.late import LATE, EventTimeStage
 from penstock.runtime.operators.pieces import in_pieces
-from penstock.runtime.operators.windowing import LATE
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
 from penstock.runtime.records.userfunc import check_function
-from penstock.runtime.state.keyed import Delta, SavedState, StageState
+from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.state.nested import NestedMap
+from penstock.runtime.units import choice
 
 IntervalHow = Literal["inner", "left", "right", "full"]
 TemporalHow = Literal["inner", "left"]
@@ -47,15 +48,17 @@ class _Join(Operator):
     keyed = True
     inputs = 2
     why_not_in_spark = "it keeps the records of two inputs"
+    hows: tuple[str, ...]
 
     def __init__(
-        self, times: tuple[Callable[[Any], Any], Callable[[Any], Any]], how: str, fn: Any, hows: Any, **common: Any
+        self,
+        times: tuple[Callable[[Any], Any], Callable[[Any], Any]],
+        how: str = "inner",
+        fn: Callable[[Any, Any], Any] | None = None,
+        **common: Any,
     ) -> None:
         super().__init__(**common)
-        if how not in get_args(hows):
-            raise FlowError(
-                f"{self.kind} {self.name!r}: how={how!r}; use one of {', '.join(map(repr, get_args(hows)))}"
-            )
+        choice(how, f"{self.kind} {self.name!r}: how", self.hows)
         for time in times:
             check_function(time, f"{self.kind} {self.name!r}: time")
         if fn is not None:
@@ -71,6 +74,7 @@ class IntervalJoin(_Join):
     fn(left, right)."""
 
     kind = "interval_join"
+    hows = get_args(IntervalHow)
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class IntervalJoin(_Join):
         fn: Callable[[Any, Any], Any] | None = None,
         **common: Any,
     ) -> None:
-        super().__init__(times, how, fn, IntervalHow, **common)
+        super().__init__(times, how, fn, **common)
         self.lower = _signed_ms(lower, f"interval_join {self.name!r}: lower_s")
         self.upper = _signed_ms(upper, f"interval_join {self.name!r}: upper_s")
         if self.lower > self.upper:
@@ -104,16 +108,8 @@ class TemporalJoin(_Join):
     fn(left, right), once the watermark has passed the time of the record, so in the order of the times."""
 
     kind = "temporal_join"
+    hows = get_args(TemporalHow)
     time_grain = GRAIN_MOST
-
-    def __init__(
-        self,
-        times: tuple[Callable[[Any], Any], Callable[[Any], Any]],
-        how: TemporalHow = "inner",
-        fn: Callable[[Any, Any], Any] | None = None,
-        **common: Any,
-    ) -> None:
-        super().__init__(times, how, fn, TemporalHow, **common)
 
     def stage(self, context: StageContext) -> Stage:
         return _TemporalJoining(context, self)
@@ -128,18 +124,19 @@ def _signed_ms(duration: float | timedelta, what: str) -> int:
     return duration_ms(duration, what, least=0)
 
 
-class _Side:
-    """The records of one input that may still match: for each key the records by number, and their times in order."""
+class _Side(NestedMap):
+    """The records of one input that may still match: key -> {number: [time, record, matched]}, and their times in
+    order."""
 
     def __init__(self, name: str, tracked: bool) -> None:
-        self.records = NestedMap(name, tracked)  # key -> {number: [time, record, matched]}
+        super().__init__(name, tracked)
         self.order: dict[Any, list[tuple[int, int]]] = {}  # key -> (time, number), sorted
         self._next = 0
 
     def add(self, key: Any, time: int, record: Any, matched: bool) -> int:
         number = self._next
         self._next += 1
-        self.records.set(key, number, [time, record, matched])
+        self.set(key, number, [time, record, matched])
         insort(self.order.setdefault(key, []), (time, number))
         return number
 
@@ -149,8 +146,7 @@ class _Side:
         return [] if order is None else order[bisect_left(order, (first, -1)) : bisect_right(order, (last, self._next))]
 
     def remove(self, key: Any, number: int) -> list[Any]:
-        entry: list[Any] = self.records.of(key)[number]
-        self.records.remove(key, number)
+        entry: list[Any] = super().remove(key, number)
         order = self.order[key]
         del order[bisect_left(order, (entry[0], number))]
         if not order:
@@ -158,7 +154,7 @@ class _Side:
         return entry
 
     def restore(self, saved: dict[Any, Any]) -> None:
-        self.records.restore(saved)
+        super().restore(saved)
         for (key, number), (time, *_) in saved.items():
             self.order.setdefault(key, []).append((time, number))
             self._next = max(self._next, number + 1)
@@ -166,21 +162,20 @@ class _Side:
             order.sort()
 
     def drop(self) -> None:
-        self.records.drop()
+        super().drop()
         self.order.clear()
 
 
-class _Joining(Stage):
+class _Joining(EventTimeStage):
     expands = True
-    event_time = True
 
     def __init__(self, context: StageContext, operator: _Join) -> None:
         super().__init__(context)
         self._times = operator.times
         self._fn = operator.fn
-        self._watermark: int | None = None
         self._left = _Side("left", context.epochs)
         self._right = _Side("right", context.epochs)
+        self.maps = {side.title: side for side in (self._left, self._right)}
         # (time, number of the entry, port, key, number of the record): what the watermark releases, by time.
         self._until: list[tuple[int, int, int, Any, int]] = []
         self._entries = 0
@@ -191,7 +186,6 @@ class _Joining(Stage):
 
     def _outputs(self, batch: KeyedBatch) -> Iterator[Any]:
         port, take = self.port, self._times[self.port]
-        late = self.context.side.get(LATE)
         for key, record in zip(batch.keys, batch.values, strict=True):
             try:
                 time = as_ms(take(record))
@@ -199,9 +193,7 @@ class _Joining(Stage):
                 self.errors.handle((key, record), error)
                 continue
             if self._watermark is not None and time < self._watermark and self._is_lost(port, key, time):
-                self.late += 1
-                if late is not None:
-                    late.append(record)
+                self._leave_out([record])
                 continue
             yield from self._take(port, key, time, record)
 
@@ -241,23 +233,8 @@ class _Joining(Stage):
             return iter(())
         return in_pieces(self._released(self._watermark))
 
-    def wants_whole(self) -> bool:
-        return self._left.records.wants_whole or self._right.records.wants_whole
-
-    def snapshot(self, epoch: int, whole: bool) -> StageState:
-        maps: dict[str, Delta] = {side.records.title: side.records.delta(whole) for side in (self._left, self._right)}
-        return StageState(maps, own=(self._watermark,))
-
-    def restore(self, epoch: int, saved: SavedState) -> None:
-        for side in (self._left, self._right):
-            side.restore(saved.maps.get(side.records.title, {}))
-        # Of several tasks one may have had a lesser watermark than another. It drops a little later what it has.
-        marks = [mark for mark, *_ in saved.own if mark is not None]
-        self._watermark = min(marks, default=None)
-
     def drop_state(self) -> None:
-        self._left.drop()
-        self._right.drop()
+        super().drop_state()
         self._until.clear()
 
 
@@ -277,12 +254,12 @@ class _IntervalJoining(_Joining):
         first, last = self._reach[port]
         found = other.between(key, time + first, time + last)
         if found:
-            entries = other.records.of(key)
+            entries = other.of(key)
             if self._keeps[1 - port]:
                 for _, number in found:
                     if not entries[number][2]:
                         entries[number][2] = True
-                        other.records.note(key, number)
+                        other.note(key, number)
             matches = [entries[number][1] for _, number in found]
             pairs = [(record, match) for match in matches] if port == 0 else [(match, record) for match in matches]
             yield from self._joined(key, pairs)
@@ -351,7 +328,7 @@ class _TemporalJoining(_Joining):
             versions = self._right.order.get(key, [])
             at = bisect_right(versions, (time, 1 << 62)) - 1
             if at >= 0:
-                yield from self._joined(key, [(record, self._right.records.of(key)[versions[at][1]][1])])
+                yield from self._joined(key, [(record, self._right.of(key)[versions[at][1]][1])])
             elif self._keeps:
                 yield from self._joined(key, [(record, None)])
             if at > 0:

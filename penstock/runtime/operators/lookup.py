@@ -15,6 +15,7 @@ from penstock.runtime.expressions import MissingField
 from penstock.runtime.operators.base import Loop, Operator, Stage, StageContext
 from penstock.runtime.operators.fields import missing
 from penstock.runtime.records.key_groups import of_key
+from penstock.runtime.units import choice
 
 How = Literal["inner", "left"]
 
@@ -38,44 +39,32 @@ class Lookup(Operator):
     ) -> None:
         super().__init__(**common)
         what = f"lookup {self.name!r}"
-        self.left, self.right = on_fields(on, how, what)
+        self.left, self.right = on_fields(on, how, columns, what)
         self.one_to_one = how == "left"
         self.how = how
-        if isinstance(columns, str):
-            raise FlowError(f"{what}: columns={columns!r}; give a list of names")
         self.rows, self.columns = keyed_rows(table, self.right, columns, what)
 
     def stage(self, context: StageContext) -> Stage:
         get, left = self.rows.get, self.left
-        if self.how == "inner":
+        nothing = None if self.how == "inner" else dict.fromkeys(self.columns)
 
-            def inner(records: Iterator[Any]) -> Iterator[Any]:
-                record = None
-                try:
-                    for record in records:
-                        if (row := get(record[left])) is not None:
-                            yield {**record, **row}
-                except Exception as error:  # of a user's record or key, for example of its __hash__
-                    raise missing_row(left, record, error) from error
-
-            return Loop(context, inner)
-        nothing = dict.fromkeys(self.columns)
-
-        def outer(records: Iterator[Any]) -> Iterator[Any]:
+        def joined(records: Iterator[Any]) -> Iterator[Any]:
             record = None
             try:
                 for record in records:
-                    yield {**record, **get(record[left], nothing)}
+                    if (row := get(record[left], nothing)) is not None:
+                        yield {**record, **row}
             except Exception as error:  # of a user's record or key, for example of its __hash__
                 raise missing_row(left, record, error) from error
 
-        return Loop(context, outer)
+        return Loop(context, joined)
 
 
-def on_fields(on: str | tuple[str, str], how: str, what: str) -> tuple[str, str]:
-    """Returns the record's field and the table's. Raises FlowError when they, or the kind of join, are none."""
-    if how not in get_args(How):
-        raise FlowError(f"{what}: how={how!r}; use 'inner' or 'left'")
+def on_fields(on: str | tuple[str, str], how: str, columns: Any, what: str) -> tuple[str, str]:
+    """Returns the record's field and the table's. Raises FlowError when they are none, or another option is wrong."""
+    choice(how, f"{what}: how", get_args(How))
+    if isinstance(columns, str):
+        raise FlowError(f"{what}: columns={columns!r}; give a list of names")
     pair = (on, on) if isinstance(on, str) else on
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(name, str) for name in pair)):
         raise FlowError(f"{what}: on={on!r}; give a field's name, or the record's and the table's as a pair")

@@ -17,10 +17,10 @@ from typing import Any
 
 from penstock.runtime.errors import FlowError, describe
 from penstock.runtime.mistakes import called, checks_options
-from penstock.runtime.operators.base import Operator, Stage, StageContext
+from penstock.runtime.operators.base import CallingStage, Operator, Stage, StageContext
 from penstock.runtime.operators.lookup import How, keyed_rows, missing_row, on_fields
 from penstock.runtime.records.batch import Batch
-from penstock.runtime.records.userfunc import OwnFunction, check_function
+from penstock.runtime.records.userfunc import check_function
 from penstock.runtime.units import number_above_zero, seconds, whole
 
 logger = logging.getLogger(__name__)
@@ -71,10 +71,8 @@ class OutsideLookup(Operator):
     ) -> None:
         super().__init__(**common)
         what = f"lookup {self.name!r}"
-        self.left, self.right = on_fields(on, how, what)
+        self.left, self.right = on_fields(on, how, columns, what)
         self.how = how
-        if isinstance(columns, str):
-            raise FlowError(f"{what}: columns={columns!r}; give a list of names")
         self.columns = None if columns is None else list(columns)
         if how == "left" and self.columns is None:
             raise FlowError(
@@ -90,9 +88,9 @@ class OutsideLookup(Operator):
         return _Reloading(context, self) if isinstance(self.table, Reloaded) else _Asking(context, self)
 
 
-class _Joining(Stage):
-    def __init__(self, context: StageContext, operator: OutsideLookup) -> None:
-        super().__init__(context)
+class _Joining(CallingStage):
+    def __init__(self, context: StageContext, operator: OutsideLookup, fn: Callable[..., Any]) -> None:
+        super().__init__(context, fn)
         self._operator = operator
         self._nothing = None if operator.how == "inner" else dict.fromkeys(operator.columns or ())
 
@@ -125,24 +123,23 @@ class _Joining(Stage):
 
 class _Reloading(_Joining):
     def __init__(self, context: StageContext, operator: OutsideLookup) -> None:
-        super().__init__(context, operator)
         assert isinstance(operator.table, Reloaded)
+        super().__init__(context, operator, operator.table.load)
         self._every_s = operator.table.every_s
-        self._load = OwnFunction(operator.table.load)
         self._rows: dict[Any, dict[str, Any]] = {}
         self._loaded: tuple[dict[Any, dict[str, Any]] | None, BaseException | None] | None = None
         self._due = 0.0
         self._loading: threading.Thread | None = None
 
     def open(self) -> None:
-        self._load.open()
+        super().open()
         self._rows = self._load_rows()
         self._due = self.context.wall() + self._every_s
 
     def _load_rows(self) -> dict[Any, dict[str, Any]]:
         operator = self._operator
         what = f"lookup {operator.name!r}"
-        return keyed_rows(self._load.fn(), operator.right, operator.columns, what)[0]
+        return keyed_rows(self._own.fn(), operator.right, operator.columns, what)[0]
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
@@ -182,20 +179,13 @@ class _Reloading(_Joining):
         said = f"lookup %r, task %d: {what}; until then the rows that were loaded before hold"
         logger.warning(said, self._operator.name, self.context.index, *args)
 
-    def close(self, failed: bool) -> None:
-        self._load.close()
-
 
 class _Asking(_Joining):
     def __init__(self, context: StageContext, operator: OutsideLookup) -> None:
-        super().__init__(context, operator)
         assert not isinstance(operator.table, Reloaded)
-        self._ask = OwnFunction(operator.table)
+        super().__init__(context, operator, operator.table)
         # The rows, and until when each holds; the one that was used last comes last.
         self._known: OrderedDict[Any, tuple[float, dict[str, Any] | None]] = OrderedDict()
-
-    def open(self) -> None:
-        self._ask.open()
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
@@ -207,13 +197,10 @@ class _Asking(_Joining):
         if found is not None and found[0] > now:
             known.move_to_end(key)
             return found[1]
-        row = self._ask.fn(key)
+        row = self._own.fn(key)
         wanted = None if row is None else self._wanted(row)
         known[key] = (now + self._operator.cache_s, wanted)
         known.move_to_end(key)
         if len(known) > self._operator.cache_rows:
             known.popitem(last=False)
         return wanted
-
-    def close(self, failed: bool) -> None:
-        self._ask.close()

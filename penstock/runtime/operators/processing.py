@@ -15,7 +15,7 @@ from typing import Any
 from penstock.runtime.errors import FlowError, PenstockError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, duration_ms, held_back
 from penstock.runtime.mistakes import called
-from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, KeyedStage, Operator, Stage, StageContext
 from penstock.runtime.operators.process import (
     NO_KEY,
     BroadcastProcessFunction,
@@ -34,7 +34,7 @@ from penstock.runtime.records.userfunc import (
     of_no_list,
     user_line,
 )
-from penstock.runtime.state.keyed import Delta, KeyedMap, SavedState, StageState
+from penstock.runtime.state.keyed import KeyedMap, SavedState, StageState
 from penstock.runtime.state.timers import Timers
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def _own(process: Any, name: str, given: Callable[..., Any] | None) -> Callable[
     return None if getattr(type(process), name) is getattr(ProcessFunction, name) else name
 
 
-class ProcessStage(Stage):
+class ProcessStage(KeyedStage):
     """Calls the user's function for one record after the other. Outputs leave in pieces of limited size."""
 
     expands = True
@@ -142,6 +142,9 @@ class ProcessStage(Stage):
         if self._on_event_timer is not None:
             self.user.event_timers = self._event_timers
         self._map = KeyedMap(self.user.state, context.epochs)
+        self.maps = {"state": self._map, "timers": self._timers}
+        if self._on_event_timer is not None:
+            self.maps["event timers"] = self._event_timers
         self._hold_ms = operator.hold_ms
         self._records: Iterator[Any] = iter(())  # of the present batch
         self.event_time = context.event_time
@@ -266,34 +269,27 @@ class ProcessStage(Stage):
         yield from rest(out)
 
     def wants_whole(self) -> bool:
-        return (
-            self._map.wants_whole
-            or self._timers.saved.wants_whole
-            or self._event_timers.saved.wants_whole
-            or self.user.named.wants_whole
-        )
+        return super().wants_whole() or self.user.named.wants_whole
+
+    def own_state(self) -> Any:
+        return (self.user.mark,)
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:
-        maps: dict[str, Delta] = {"state": self._map.delta(whole), "timers": self._timers.saved.delta(whole)}
-        if self._on_event_timer is not None:
-            maps["event timers"] = self._event_timers.saved.delta(whole)
-        maps.update(self.user.named.deltas(whole))
-        return StageState(maps, own=(self.user.mark,))
+        state = super().snapshot(epoch, whole)
+        state.maps.update(self.user.named.deltas(whole))
+        return state
 
     def restore(self, epoch: int, saved: SavedState) -> None:
-        user = self.user
-        self._map.restore(saved.maps.get("state", {}))
-        user.named.restore(saved.maps)
-        marks = [mark for mark, *_ in saved.own if mark is not None]
-        user.mark = max(marks, default=None)
-        for title, timers, usable, what in (
-            ("timers", self._timers, user.timers, "on_timer"),
-            ("event timers", self._event_timers, user.event_timers, "on_event_timer"),
+        super().restore(epoch, saved)
+        self.user.named.restore(saved.maps)
+        self.user.mark = max((mark for mark, *_ in saved.own if mark is not None), default=None)
+        for title, call, what in (
+            ("timers", self._on_timer, "on_timer"),
+            ("event timers", self._on_event_timer, "on_event_timer"),
         ):
-            timers.restore(saved.maps.get(title, {}))
-            if len(timers) and usable is None:
+            if call is None and (timers := sum(map(len, saved.maps.get(title, {}).values()))):
                 raise FlowError(
-                    f"{self.context.operator.kind} {self.context.operator.name!r} continues with {len(timers):,} saved "
+                    f"{self.context.operator.kind} {self.context.operator.name!r} continues with {timers:,} saved "
                     f"timers, and has no {what} that could be called for them; give it the {what} that it had when "
                     "they were saved"
                 )
@@ -303,9 +299,7 @@ class ProcessStage(Stage):
             self._process.close()
 
     def drop_state(self) -> None:
-        self._map.drop()
-        self._timers.drop()
-        self._event_timers.drop()
+        super().drop_state()
         self.user.named.drop()
 
 

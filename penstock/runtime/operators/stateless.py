@@ -4,7 +4,6 @@ function fails, except by the operator's error policy.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
@@ -17,12 +16,11 @@ from typing import Any, Literal, get_args
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.mistakes import called
-from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Gathering, Loop, Operator, Stage, StageContext
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, CallingStage, Gathering, Operator, Stage, StageContext
 from penstock.runtime.operators.step_size import STEP_NS, StepSize
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import without_bad_keys
 from penstock.runtime.records.userfunc import (
-    OwnFunction,
     apply,
     check_function,
     exhausted,
@@ -33,31 +31,25 @@ from penstock.runtime.records.userfunc import (
     select,
 )
 from penstock.runtime.scalars import python_keys
-from penstock.runtime.units import is_whole, seconds
+from penstock.runtime.units import choice, is_whole, number_above_zero, seconds, whole
 
 BatchFormat = Literal["list", "numpy", "pandas", "arrow"]
 
 
-class _Calls(Loop):
-    """The loop `over` (map, filter) with a user's function."""
+class _Calls(CallingStage):
+    """The loop `over` (map, filter) with a user's function, which is one C-level loop over the batch."""
 
     def __init__(self, context: StageContext, over: Callable[..., Iterable[Any]], fn: Callable[[Any], Any]) -> None:
-        self._own = OwnFunction(fn)
-        super().__init__(context, partial(over, self._own.fn))
-        self._over = over
-        self._seen = False
-
-    def open(self) -> None:
-        self._own.open()
-
-    def run(self, batch: Batch) -> Batch:
-        if self._seen:
-            return super().run(batch)
+        super().__init__(context, fn)
         # A mistake in the program shows in the first batch. To check every result would cost as much as a short
         # function.
-        self._seen = True
+        self._loop = partial(over, self._looked_at)
+        self._later = partial(over, self._own.fn)
+
+    def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
-        return apply(partial(self._over, self._looked_at), batch, self.errors)
+        loop, self._loop = self._loop, self._later
+        return apply(loop, batch, self.errors)
 
     def _looked_at(self, record: Any) -> Any:
         """Returns the result of the function, if it can be a value."""
@@ -65,9 +57,6 @@ class _Calls(Loop):
         if slip := no_value(result):  # the mistake is the program's, and not this record's
             raise self.errors.failure(record, TypeError(slip))
         return result
-
-    def close(self, failed: bool) -> None:
-        self._own.close()
 
 
 class Map(Operator):
@@ -122,24 +111,17 @@ class FlatMap(Map):
         return _Expand(context, self.fn)
 
 
-class _Expand(Stage):
+class _Expand(CallingStage):
     expands = True
 
     def __init__(self, context: StageContext, fn: Callable[[Any], Iterable[Any]]) -> None:
-        super().__init__(context)
-        self._own = OwnFunction(fn)
+        super().__init__(context, fn)
         self._seen = False
         self._records: Iterator[Any] = iter(())  # of the present batch
 
     @property
     def left(self) -> int:
         return length_hint(self._records)
-
-    def open(self) -> None:
-        self._own.open()
-
-    def close(self, failed: bool) -> None:
-        self._own.close()
 
     def _looked_at(self, record: Any) -> Iterable[Any]:
         """Returns the result of the function, if it can be several records."""
@@ -203,11 +185,8 @@ class MapBatches(Operator):
         super().__init__(**common)
         what = f"map_batches {self.name!r}"
         check_function(fn, what, ("batch",), yields=True, opens=True)
-        if not is_whole(batch_size) or batch_size < 1:
-            raise FlowError(f"{what}: batch_size={batch_size!r}; it must be a whole number, 1 or more")
-        if batch_format not in get_args(BatchFormat):
-            known = ", ".join(map(repr, get_args(BatchFormat)))
-            raise FlowError(f"{what}: batch_format={batch_format!r}; use one of {known}")
+        self.batch_size = whole(batch_size, f"{what}: batch_size")
+        choice(batch_format, f"{what}: batch_format", get_args(BatchFormat))
         if batch_format == "pandas" and find_spec("pandas") is None:
             raise FlowError(f"{what}: batch_format='pandas' needs pandas, which is not installed: pip install pandas")
         if not is_whole(min_batch) or not 1 <= min_batch <= batch_size:
@@ -219,17 +198,14 @@ class MapBatches(Operator):
                 f"{what}: min_batch={min_batch}, linger_s={linger_s}; give both or neither: linger_s is how many "
                 "seconds a record may wait for a call of min_batch records, 2 or more, to come together"
             )
-        linger_s = None if linger_s is None else seconds(linger_s, f"{what}: linger_s")
-        if linger_s is not None and not 0 < linger_s < math.inf:
-            raise FlowError(f"{what}: linger_s={linger_s}; it must be a number of seconds above 0")
+        where = f"{what}: linger_s"
+        self.linger_s = None if linger_s is None else number_above_zero(seconds(linger_s, where), where)
         self.fn = fn
-        self.batch_size = batch_size
         self.batch_format = batch_format
         self.min_batch = min_batch
-        self.linger_s = linger_s
 
     def stage(self, context: StageContext) -> Stage:
-        return _Batches(context, self.fn, self.batch_size, self.batch_format, self.min_batch, self.linger_s)
+        return _Batches(context, self)
 
 
 def _columns(records: list[Any], batch_format: str) -> dict[str, list[Any]]:
@@ -242,81 +218,82 @@ def _columns(records: list[Any], batch_format: str) -> dict[str, list[Any]]:
     return {name: [record.get(name) for record in records] for name in names}
 
 
-def _through_numpy(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] | None]:
+#: A format of batches: how one is made of records, how its records are taken (None: it is none), and its name.
+_Format = tuple[Callable[[list[Any]], Any], Callable[[Any], list[Any] | None], str]
+
+
+def _numpy() -> _Format:
     import numpy as np
 
-    def run(records: list[Any]) -> list[Any] | None:
-        result = fn({name: np.array(column) for name, column in _columns(records, "numpy").items()})
-        if result is None:
-            return None
+    def rows(result: Any) -> list[Any] | None:
         if not isinstance(result, Mapping):
-            raise TypeError(
-                f"the function returned {called(result)}; with batch_format='numpy' return a dict of arrays by name"
-            )
+            return None
         columns = [column.tolist() if hasattr(column, "tolist") else list(column) for column in result.values()]
         if len(set(map(len, columns))) > 1:
             sizes = ", ".join(f"{name}: {len(column)}" for name, column in zip(result, columns, strict=True))
             raise ValueError(f"the function returned arrays of different lengths ({sizes})")
         return [dict(zip(result, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    return run
+    def batch(records: list[Any]) -> Any:
+        return {name: np.array(column) for name, column in _columns(records, "numpy").items()}
+
+    return batch, rows, "dict of arrays by name"
 
 
-def _through_pandas(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] | None]:
+def _pandas() -> _Format:
     pd: Any = import_module("pandas")
 
-    def run(records: list[Any]) -> list[Any] | None:
-        result = fn(pd.DataFrame(_columns(records, "pandas"), index=range(len(records))))
-        if result is not None and not isinstance(result, pd.DataFrame):
-            raise TypeError(
-                f"the function returned {called(result)}; with batch_format='pandas' return a pandas DataFrame"
-            )
-        return None if result is None else list(result.to_dict("records"))
+    def batch(records: list[Any]) -> Any:
+        return pd.DataFrame(_columns(records, "pandas"), index=range(len(records)))
 
-    return run
+    return (
+        batch,
+        lambda table: table.to_dict("records") if isinstance(table, pd.DataFrame) else None,
+        "pandas DataFrame",
+    )
 
 
-def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] | None]:
+def _arrow() -> _Format:
     import pyarrow as pa
 
-    def run(records: list[Any]) -> list[Any] | None:
+    def batch(records: list[Any]) -> Any:
         columns = _columns(records, "arrow")
-        if columns:
-            table = pa.table(columns)
-        else:  # a table without columns still has a row for each record
-            table = pa.Table.from_struct_array(pa.array(records, pa.struct([])))
-        result = fn(table)
-        if result is not None and not hasattr(result, "to_pylist"):
+        # A table without columns still has a row for each record.
+        return pa.table(columns) if columns else pa.Table.from_struct_array(pa.array(records, pa.struct([])))
+
+    return batch, lambda table: table.to_pylist() if hasattr(table, "to_pylist") else None, "pyarrow Table"
+
+
+_FORMATS = {"arrow": _arrow, "numpy": _numpy, "pandas": _pandas}
+
+
+def _through(fn: Callable[[Any], Any], batch_format: str) -> Callable[[list[Any]], list[Any] | None]:
+    """Returns a function of lists of records that calls a function of batches of a format."""
+    batch, rows, name = _FORMATS[batch_format]()
+
+    def run(records: list[Any]) -> list[Any] | None:
+        result = fn(batch(records))
+        found = None if result is None else rows(result)
+        if found is None and result is not None:
             raise TypeError(
-                f"the function returned a {type(result).__name__}; with batch_format='arrow' return a pyarrow Table"
+                f"the function returned {called(result)}; with batch_format={batch_format!r} return a {name}"
             )
-        return None if result is None else list(result.to_pylist())
+        return found
 
     return run
 
 
-_THROUGH = {"arrow": _through_arrow, "numpy": _through_numpy, "pandas": _through_pandas}
-
-
-class _Batches(Gathering):
+class _Batches(CallingStage, Gathering):
     expands = True
 
-    def __init__(
-        self,
-        context: StageContext,
-        fn: Callable[[Any], Any],
-        batch_size: int,
-        batch_format: str,
-        min_batch: int,
-        linger_s: float | None,
-    ) -> None:
-        super().__init__(context)
-        self._own = OwnFunction(fn)
-        self._fn = _THROUGH[batch_format](self._own.fn) if batch_format in _THROUGH else self._own.fn
-        self._batch_size = batch_size
-        self.least = min_batch
-        self._linger_ns = 0 if linger_s is None else int(linger_s * 1e9)
-        self._size = StepSize(batch_size)
+    def __init__(self, context: StageContext, operator: MapBatches) -> None:
+        super().__init__(context, operator.fn)
+        fn, batch_format = self._own.fn, operator.batch_format
+        self._fn = fn if batch_format == "list" else _through(fn, batch_format)
+        self._batch_size = operator.batch_size
+        self.least = operator.min_batch
+        self._linger_ns = 0 if operator.linger_s is None else int(operator.linger_s * 1e9)
+        self._size = StepSize(operator.batch_size)
         self._held: list[Any] = []
         self._came: deque[tuple[int, int, int]] = deque()  # of the held records: number, stamp, and when they came
         self._mark: int | None = None
@@ -336,12 +313,6 @@ class _Batches(Gathering):
 
     def _call_size(self) -> int:
         return max(self._size.limit, self.least)
-
-    def open(self) -> None:
-        self._own.open()
-
-    def close(self, failed: bool) -> None:
-        self._own.close()
 
     def expand(self, batch: Batch) -> Iterator[Batch]:
         assert isinstance(batch, list)

@@ -202,8 +202,8 @@ class Marking(Stage):
         known = [reached for reached, *_ in saved.own]
         self._reached = None if None in known else min(known, default=None)
         splits = set(self._unbegun)
-        for _, times, *ended in (own for own in saved.own if len(own) > 1):  # earlier releases have saved less
-            self._ended |= splits.intersection(*ended) if ended else set()
+        for _, times, ended in saved.own:
+            self._ended |= splits & ended
             for name in splits & times.keys():
                 self._greatest_of[name] = min(times[name], self._greatest_of.get(name, times[name]))
         found = self._greatest_of.values()

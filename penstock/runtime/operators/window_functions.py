@@ -22,7 +22,6 @@ from penstock.runtime.operators.side_outputs import send
 from penstock.runtime.records.key_groups import of_key
 from penstock.runtime.records.userfunc import ErrorHandler, OwnFunction, check_function, is_failure
 from penstock.runtime.state.aggregate import Aggregate
-from penstock.runtime.state.keyed import Delta
 from penstock.runtime.state.nested import NestedMap
 from penstock.runtime.state.window_records import WindowRecords
 
@@ -54,15 +53,32 @@ class WindowFunction(ABC):
 
 
 class Kept(ABC):
-    """The values that one task keeps, for each key and window."""
+    """The values that one task keeps, for each key and window. `maps`: all that is saved, key -> window -> something;
+    the first of them has the windows."""
 
-    @abstractmethod
+    user: WindowContext | None = None
+
+    def __init__(self, *maps: NestedMap | WindowRecords) -> None:
+        self.maps = maps
+        self._entries: dict[Any, dict[WindowBounds, Any]] = maps[0].values
+
     def windows(self, key: Any) -> Iterable[WindowBounds]:
         """Returns the windows of a key for which something is kept."""
+        return self._entries.get(key) or ()
 
-    @abstractmethod
     def has(self, key: Any, window: WindowBounds) -> bool:
         """Whether something is kept for a key and window."""
+        return window in self._entries.get(key, ())
+
+    def all_windows(self) -> Iterator[tuple[Any, WindowBounds]]:
+        """Yields everything for which something is kept, as (key, window)."""
+        return ((key, window) for key, windows in self._entries.items() for window in windows)
+
+    def close(self, key: Any, window: WindowBounds) -> None:
+        """Forgets a window."""
+        for each in self.maps:
+            if window in each.values.get(key, ()):
+                each.remove(key, window)
 
     @abstractmethod
     def add(self, key: Any, window: WindowBounds, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
@@ -79,31 +95,6 @@ class Kept(ABC):
     @abstractmethod
     def results(self, key: Any, window: WindowBounds) -> Iterator[Any]:
         """Yields the results of a window so far."""
-
-    @abstractmethod
-    def close(self, key: Any, window: WindowBounds) -> None:
-        """Forgets a window."""
-
-    @abstractmethod
-    def all_windows(self) -> Iterator[tuple[Any, WindowBounds]]:
-        """Yields everything for which something is kept, as (key, window)."""
-
-    @property
-    @abstractmethod
-    def wants_whole(self) -> bool:
-        """Whether the next snapshot should be whole."""
-
-    @abstractmethod
-    def deltas(self, whole: bool) -> dict[str, Delta]:
-        """Returns the changes since the last call, or everything, by the names of the saved maps."""
-
-    @abstractmethod
-    def restore(self, maps: dict[str, dict[Any, Any]]) -> None:
-        """Starts from saved maps."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Frees all memory."""
 
     def open(self) -> None:
         """Opens the user's function."""
@@ -140,15 +131,7 @@ class _Accumulated(Kept):
     def __init__(self, aggregate: Aggregate, context: StageContext) -> None:
         self._aggregate = aggregate
         self._map = NestedMap("windows", context.epochs)
-
-    def windows(self, key: Any) -> Iterable[WindowBounds]:
-        return self._map.of(key)
-
-    def has(self, key: Any, window: WindowBounds) -> bool:
-        return window in self._map.of(key)
-
-    def all_windows(self) -> Iterator[tuple[Any, WindowBounds]]:
-        return ((key, window) for key, windows in self._map.values.items() for window in windows)
+        super().__init__(self._map)
 
     def add(self, key: Any, window: WindowBounds, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
         aggregate = self._aggregate
@@ -200,22 +183,6 @@ class _Accumulated(Kept):
     def results(self, key: Any, window: WindowBounds) -> Iterator[Any]:
         yield self._aggregate.result(self._map.of(key)[window])
 
-    def close(self, key: Any, window: WindowBounds) -> None:
-        self._map.remove(key, window)
-
-    @property
-    def wants_whole(self) -> bool:
-        return self._map.wants_whole
-
-    def deltas(self, whole: bool) -> dict[str, Delta]:
-        return {self._map.title: self._map.delta(whole)}
-
-    def restore(self, maps: dict[str, dict[Any, Any]]) -> None:
-        self._map.restore(maps.get(self._map.title, {}))
-
-    def drop(self) -> None:
-        self._map.drop()
-
 
 # --- functions that see all records --------------------------------------------------------------------------------
 
@@ -223,17 +190,9 @@ class _Accumulated(Kept):
 class _Buffered(Kept):
     """All values of each key and window."""
 
-    def __init__(self, context: StageContext) -> None:
+    def __init__(self, context: StageContext, *more: NestedMap) -> None:
         self._records = WindowRecords(context.epochs)
-
-    def windows(self, key: Any) -> Iterable[WindowBounds]:
-        return self._records.values.get(key) or ()
-
-    def has(self, key: Any, window: WindowBounds) -> bool:
-        return window in self._records.values.get(key, ())
-
-    def all_windows(self) -> Iterator[tuple[Any, WindowBounds]]:
-        return ((key, window) for key, windows in self._records.values.items() for window in windows)
+        super().__init__(self._records, *more)
 
     def add(self, key: Any, window: WindowBounds, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
         self._records.add(key, window, values)
@@ -247,22 +206,6 @@ class _Buffered(Kept):
         """Returns the values of a window by their times, and in the order in which they came where these are equal."""
         values = self._records.values[key][window]
         return values if values[0][1] is None else sorted(values, key=itemgetter(1))
-
-    def close(self, key: Any, window: WindowBounds) -> None:
-        self._records.remove(key, window)
-
-    @property
-    def wants_whole(self) -> bool:
-        return self._records.wants_whole
-
-    def deltas(self, whole: bool) -> dict[str, Delta]:
-        return {self._records.title: self._records.delta(whole)}
-
-    def restore(self, maps: dict[str, dict[Any, Any]]) -> None:
-        self._records.restore(maps.get(self._records.title, {}))
-
-    def drop(self) -> None:
-        self._records.drop()
 
 
 class Collected(WindowFunction):
@@ -328,10 +271,10 @@ class Processed(WindowFunction):
 
 class _Processed(_Buffered):
     def __init__(self, function: Processed, context: StageContext) -> None:
-        super().__init__(context)
         self._own = OwnFunction(function.fn)
         self._state = NestedMap("window state", context.epochs)
-        self.user = WindowContext(context.operator.name, context.side, self._state)
+        super().__init__(context, self._state)
+        self.user: WindowContext = WindowContext(context.operator.name, context.side, self._state)
 
     def open(self) -> None:
         self._own.open()
@@ -349,26 +292,6 @@ class _Processed(_Buffered):
         for window in windows:  # of several sessions that become one, the state of the last one is kept
             if window in self._state.of(key):
                 self._state.set(key, into, self._state.remove(key, window))
-
-    def close(self, key: Any, window: WindowBounds) -> None:
-        super().close(key, window)
-        if window in self._state.of(key):
-            self._state.remove(key, window)
-
-    @property
-    def wants_whole(self) -> bool:
-        return super().wants_whole or self._state.wants_whole
-
-    def deltas(self, whole: bool) -> dict[str, Delta]:
-        return {**super().deltas(whole), self._state.title: self._state.delta(whole)}
-
-    def restore(self, maps: dict[str, dict[Any, Any]]) -> None:
-        super().restore(maps)
-        self._state.restore(maps.get(self._state.title, {}))
-
-    def drop(self) -> None:
-        super().drop()
-        self._state.drop()
 
 
 class Joined(WindowFunction):

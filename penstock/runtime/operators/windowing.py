@@ -14,24 +14,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Literal, get_args
 
-from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.watermark import (
     END_OF_TIME,
     IDLE,
     are_plain,
     as_ms,
     duration_ms,
-    wrong_unit,
 )
 from penstock.runtime.event_time.windows import Sliding
 from penstock.runtime.operators.aggregated import combines
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
+from penstock.runtime.operators.late import LATE, EventTimeStage
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.userfunc import (
     ErrorHandler,
@@ -40,26 +39,10 @@ from penstock.runtime.records.userfunc import (
     without,
 )
 from penstock.runtime.state.aggregate import Aggregate, add_all
-from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, SavedState, StageState
-
-#: The side output of records that no window accepts any more.
-LATE = "late"
+from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, SavedState
+from penstock.runtime.units import choice
 
 WindowEmit = Literal["final", "latest"]
-
-
-def late_words(dropped: Mapping[str, int], mixing: str = "") -> str:
-    """Describes the records that came too late, by operator, for the user. Empty when there are none. `mixing` says
-    where records of several tasks meet before watermarks, which is the likely cause."""
-    where = ", ".join(f"{late:,} at operator {name!r}" for name, late in dropped.items() if late)
-    if not where:
-        return ""
-    return (
-        f"records or partial results came too late for their windows and were dropped: {where}. "
-        + (f"The likely cause: {mixing}. Otherwise give" if mixing else "Give")
-        + " watermark() a larger out_of_orderness_s, or window() a larger lateness_s, or take the records with "
-        'side_output("late").'
-    )
 
 
 class Windowed(Aggregate):
@@ -144,8 +127,7 @@ class WindowAggregated(Operator):
     ) -> None:
         self.kind = f"window_{aggregate.name}"
         super().__init__(**common)
-        if emit not in get_args(WindowEmit):
-            raise FlowError(f"{self.name!r}: emit={emit!r}; of windows use 'final' or 'latest'")
+        choice(emit, f"{self.name!r}: emit", get_args(WindowEmit), ", of windows")
         if aggregate.selector is not None:
             check_function(aggregate.selector, f"{self.kind} {self.name!r}")
         check_function(time, f"{self.kind} {self.name!r}: time")
@@ -177,20 +159,19 @@ class WindowAggregated(Operator):
         return _Windowing(context, self)
 
 
-class _Windowing(Stage):
-    event_time = True
+class _Windowing(EventTimeStage):
+    time_option = "time= of window()"
 
     def __init__(self, context: StageContext, operator: WindowAggregated) -> None:
-        super().__init__(context)
+        super().__init__(context, operator.own_time)
         self._inner = operator.aggregate
         self._windowed = operator.windowed
         self._size = operator.window.size
         self._lateness = operator.lateness_ms
         self._emit = operator.emit
-        self._unit_known = not operator.own_time  # whether times and watermarks are in the same unit
-        self._watermark: int | None = None  # the greatest watermark so far
         self._fired: int | None = None  # the results of windows that end up to this time have left
         self._map = _WindowMap(operator.aggregate, context.epochs)
+        self.maps = {"windows": self._map}
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, KeyedBatch)
@@ -199,10 +180,10 @@ class _Windowing(Stage):
         closed = None if self._watermark is None else self._watermark - self._size - self._lateness
         if batch.partial:
             starts, values = [start for start, _ in values], [partial for _, partial in values]
-            self._check_unit(starts, self._size - 1, zip(keys, values, strict=True))
+            self._check_unit(starts, zip(keys, values, strict=True), self._size - 1)
         else:
             keys, values, times = windowed.timed(keys, values, self.errors)
-            self._check_unit(times, 0, values)
+            self._check_unit(times, values)
             if closed is not None and times:
                 keys, values, times = self._without_late(keys, values, times, closed)
             keys, starts, values = windowed.assign(*windowed.valued(keys, values, times, self.errors))
@@ -222,15 +203,6 @@ class _Windowing(Stage):
                 out += self._results(start, _distinct(some))
         return out
 
-    def _check_unit(self, times: Collection[int], span: int, records: Iterable[Any]) -> None:
-        """Fails when the first times that the stage compares with a watermark are most likely not in milliseconds. They
-        lie from `times` to a `span` after them."""
-        if self._unit_known or self._watermark is None or not times:
-            return
-        self._unit_known = True
-        if (error := wrong_unit(times, span, self._watermark, "time= of window()")) is not None:
-            raise self.errors.failure(next(iter(records)), error)
-
     def _has_fired(self, start: int) -> bool:
         return self._fired is not None and start + self._size <= self._fired
 
@@ -241,10 +213,7 @@ class _Windowing(Stage):
         if min(times) - self._windowed.window.slide >= closed:
             return keys, records, times
         late = {i for i, start in enumerate(self._windowed.window.last_starts(times)) if start <= closed}
-        self.late += len(late)
-        side = self.context.side.get(LATE)
-        if side is not None:
-            side += [records[i] for i in sorted(late)]
+        self._leave_out([records[i] for i in sorted(late)])
         return without(late, keys), without(late, records), without(late, times)
 
     def _results(self, start: int, keys: Iterable[Any]) -> list[Any]:
@@ -270,7 +239,8 @@ class _Windowing(Stage):
         self._watermark = self._fired = watermark
         windows = self._map.windows
         if watermark != END_OF_TIME:
-            self._check_unit(windows, self._size - 1, (pair for window in windows.values() for pair in window.items()))
+            pairs = (pair for window in windows.values() for pair in window.items())
+            self._check_unit(windows, pairs, self._size - 1)
         for start in sorted(windows):
             if start + size > watermark:
                 break
@@ -286,23 +256,13 @@ class _Windowing(Stage):
         # Results may be taken by the starts of their windows.
         return watermark if watermark in (None, IDLE, END_OF_TIME) else self._windowed.window.first_open(watermark)
 
-    def wants_whole(self) -> bool:
-        return self._map.wants_whole
-
-    def snapshot(self, epoch: int, whole: bool) -> StageState:
-        return StageState({"windows": self._map.delta(whole)}, own=(self._watermark,))
-
     def restore(self, epoch: int, saved: SavedState) -> None:
-        self._map.restore(saved.maps.get("windows", {}))
+        super().restore(epoch, saved)
         # Of several tasks, one may have had a greater watermark than another, because their channels became idle in
         # another order.
         said = [watermark for watermark, *_ in saved.own]
         self._watermark = max((watermark for watermark in said if watermark is not None), default=None)
         self._fired = None if None in said else min(said, default=None)
-        self._unit_known = self._unit_known or self._watermark is not None
-
-    def drop_state(self) -> None:
-        self._map.drop()
 
 
 def _by_start(keys: list[Any], starts: list[int], values: list[Any]) -> dict[int, tuple[list[Any], list[Any]]]:

@@ -28,21 +28,20 @@ from penstock.runtime.event_time.watermark import (
     are_plain,
     as_ms,
     duration_ms,
-    wrong_unit,
 )
 from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session, Sliding, Window
 from penstock.runtime.operators.base import Operator, Stage, StageContext
+from penstock.runtime.operators.late import LATE, EventTimeStage
 from penstock.runtime.operators.pieces import in_pieces
 from penstock.runtime.operators.side_outputs import declared
 from penstock.runtime.operators.window_functions import Aggregating, OwnAggregate, WindowBounds, WindowFunction
-from penstock.runtime.operators.windowing import LATE
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
 from penstock.runtime.records.userfunc import DEAD_LETTERS, check_function, of_no_list, select_each, without
-from penstock.runtime.state.keyed import Delta, SavedState, StageState
+from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.state.nested import NestedMap
-from penstock.runtime.state.timers import Agenda
-from penstock.runtime.units import seconds, whole
+from penstock.runtime.state.timers import Agenda, Timers
+from penstock.runtime.units import choice, seconds, whole
 
 Updates = Literal["replace", "retract"]
 
@@ -83,8 +82,7 @@ class Windows(Operator):
         self.lateness_ms = duration_ms(lateness, f"{what}: lateness_s", least=0)
         self.early_s = None if early_s is None else seconds(early_s, f"{what}: early_s")
         self.early_count = None if early_count is None else whole(early_count, f"{what}: early_count")
-        if updates not in get_args(Updates):
-            raise FlowError(f"{what}: updates={updates!r}; use 'replace' or 'retract'")
+        choice(updates, f"{what}: updates", get_args(Updates))
         self.retracts = updates == "retract"
         if not window.in_event_time and self.lateness_ms:
             raise FlowError(f"{what}: {window!r} knows no time, so no record is late; leave lateness_s out")
@@ -118,11 +116,11 @@ class Windows(Operator):
         return _Windows(context, self)
 
 
-class _Windows(Stage):
+class _Windows(EventTimeStage):
     expands = True
 
     def __init__(self, context: StageContext, operator: Windows) -> None:
-        super().__init__(context)
+        super().__init__(context, operator.own_time)
         self._window = operator.window
         self._times = operator.times
         self._in_event_time = operator.window.in_event_time
@@ -133,11 +131,8 @@ class _Windows(Stage):
         self._retracts = operator.retracts
         self._rows = operator.function.rows
         self._kept = operator.function.kept(context)
-        self._kept_user = getattr(self._kept, "user", None)
-        self._unit_known = not operator.own_time
         self.event_time = self._in_event_time
         self.timed = self._early_s is not None
-        self._watermark: int | None = None
         # The windows that the watermark is to close, as (key, window). Sessions that were merged or have other ends now
         # are dead entries.
         self._ends = Agenda(lambda _, window: self._kept.has(*window))
@@ -147,7 +142,8 @@ class _Windows(Stage):
         # result, the last result, if it may have to be taken back].
         self._said = NestedMap("said", context.epochs)
         self._counts = NestedMap("counts", context.epochs)  # of count windows: the number of a key's records
-        self._due = _Due()
+        self.maps = {each.title: each for each in (*self._kept.maps, self._said, self._counts)}
+        self._due = Timers(False)  # of (key, window): when it is to have an early result
 
     def open(self) -> None:
         self._kept.open()
@@ -190,23 +186,12 @@ class _Windows(Stage):
             keys, records, times = without(failed, keys), without(failed, records), without(failed, times)
         return zip(keys, zip(times, values, records, strict=True), strict=True)
 
-    def _check_unit(self, times: list[int], records: list[Any]) -> None:
-        """Fails when the first times that the stage compares with a watermark are most likely not in milliseconds."""
-        if self._unit_known or self._watermark is None or not times:
-            return
-        self._unit_known = True
-        if (error := wrong_unit(times, 0, self._watermark, "time=")) is not None:
-            raise self.errors.failure(records[0], error)
-
     def _is_over(self, end: int) -> bool:
         """Whether the results of a window with this end have left for the last time."""
         return self._watermark is not None and end + self._lateness <= self._watermark
 
     def _late(self, entries: list[tuple[Any, Any, Any]]) -> None:
-        self.late += len(entries)
-        side = self.context.side.get(LATE)
-        if side is not None:
-            side += [record for _, _, record in entries]
+        self._leave_out([record for _, _, record in entries])
 
     def _add_by_time(self, key: Any, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
         window = self._window
@@ -275,7 +260,7 @@ class _Windows(Stage):
         """Yields the results of sessions that have become one, to take them back."""
         said = self._said.of(key)
         since, fired = 0, False
-        due = None
+        due: list[float] = []
         for window in merged:
             if window in said:
                 was_fired, records, result = self._said.remove(key, window)
@@ -283,12 +268,12 @@ class _Windows(Stage):
                 if result is not None and self._retracts:
                     yield (key, *window, result[0], -1)
                 fired |= was_fired and window[1] == into[1]
-            if (at := self._due.remove((key, window))) is not None:
-                due = at if due is None else min(due, at)
+            due += self._due.times((key, window))
+            self._due.cancel((key, window), None)
         if since or fired:
             self._said.set(key, into, (fired, since, None))
-        if due is not None and not fired:  # the first record that no result shows does not wait anew
-            self._due.add((key, into), due)
+        if due and not fired:  # the first record that no result shows does not wait anew
+            self._due.set((key, into), min(due))
         self._await_end(key, into, {place[0] for place in merged})
 
     def _add_by_count(self, key: Any, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
@@ -323,14 +308,14 @@ class _Windows(Stage):
                 self._await_end(key, place)
             if fired or (self._early_count is not None and since >= self._early_count):
                 since = 0
-                self._due.remove((key, place))
+                self._due.cancel((key, place), None)
                 self._said.set(key, place, (fired, 0, result))
                 yield from self._results(key, place)
                 result = self._said.of(key).get(place, (fired, 0, None))[2]
         if self._early_count is not None and since and not fired:
             self._said.set(key, place, (fired, since, result))
         if self._early_s is not None and since and (key, place) not in self._due:
-            self._due.add((key, place), self.context.wall() + self._early_s)
+            self._due.set((key, place), self.context.wall() + self._early_s)
 
     def _await_end(self, key: Any, place: WindowBounds, begun: Collection[int | None] = ()) -> None:
         """Notes when a window ends. `begun`: where the sessions began that it was made of."""
@@ -350,8 +335,8 @@ class _Windows(Stage):
 
     def _results(self, key: Any, place: WindowBounds) -> Iterator[Any]:
         """Yields the results of a window, and takes back results that have changed."""
-        if self._kept_user is not None:
-            self._kept_user.mark = self._watermark
+        if self._kept.user is not None:
+            self._kept.user.mark = self._watermark
         try:
             results = self._kept.results(key, place)
             if self._rows:
@@ -401,7 +386,7 @@ class _Windows(Stage):
             fired, _, said = self._said.of(key).get(place, (False, 0, None))
             if not fired and place[1] <= watermark:
                 fired = True
-                self._due.remove((key, place))
+                self._due.cancel((key, place), None)
                 self._said.set(key, place, (True, 0, said))
                 yield from self._results(key, place)
             if place[1] + self._lateness <= watermark:
@@ -415,14 +400,13 @@ class _Windows(Stage):
             self._said.remove(key, place)
 
     def next_timer(self) -> float | None:
-        return self._due.first()
+        return self._due.next()
 
     def fire(self, now: float) -> Iterator[Batch]:
         return in_pieces(self._early(now))
 
     def _early(self, now: float) -> Iterator[Any]:
-        while (due := self._due.first()) is not None and due <= now:
-            key, place = self._due.take()
+        for _, (key, place), _ in self._due.due(now, math.inf):
             fired, since, said = self._said.of(key).get(place, (False, 0, None))
             if since:
                 self._said.set(key, place, (fired, 0, said))
@@ -432,7 +416,7 @@ class _Windows(Stage):
     def finish(self) -> Iterator[Batch]:
         if isinstance(self._window, GlobalWindow):
             places = [(key, place) for key, place in self._kept.all_windows() if self._has_more_to_say(key, place)]
-            self._due.clear()
+            self._due.drop()
             yield from in_pieces(result for key, place in places for result in self._results(key, place))
 
     def _has_more_to_say(self, key: Any, place: WindowBounds) -> bool:
@@ -443,24 +427,8 @@ class _Windows(Stage):
 
     # --- epochs ------------------------------------------------------------------------------------------------
 
-    def wants_whole(self) -> bool:
-        return self._kept.wants_whole or self._said.wants_whole or self._counts.wants_whole
-
-    def snapshot(self, epoch: int, whole: bool) -> StageState:
-        maps: dict[str, Delta] = self._kept.deltas(whole)
-        maps[self._said.title] = self._said.delta(whole)
-        maps[self._counts.title] = self._counts.delta(whole)
-        return StageState(maps, own=(self._watermark,))
-
     def restore(self, epoch: int, saved: SavedState) -> None:
-        self._kept.restore(saved.maps)
-        said = saved.maps.get(self._said.title, {})
-        self._said.restore(said)
-        self._counts.restore(saved.maps.get(self._counts.title, {}))
-        marks = [mark for mark, *_ in saved.own if mark is not None]
-        # Of several tasks one may have had a lesser watermark than another. Its windows are then closed a little later.
-        self._watermark = min(marks, default=None)
-        self._unit_known = self._unit_known or self._watermark is not None
+        super().restore(epoch, saved)
         due = None if self._early_s is None else self.context.wall() + self._early_s
         for key, place in self._kept.all_windows():
             fired = self._said.of(key).get(place, (False, 0, None))[0]
@@ -469,52 +437,13 @@ class _Windows(Stage):
                 if isinstance(self._window, Session) and not fired:
                     self._starts.add(place[0], (key, place[0]))
             if due is not None and not fired:
-                self._due.add((key, place), due)
+                self._due.set((key, place), due)
 
     def drop_state(self) -> None:
-        self._kept.drop()
-        self._said.drop()
-        self._counts.drop()
+        super().drop_state()
         self._ends.clear()
         self._starts.clear()
-        self._due.clear()
-
-
-class _Due:
-    """The windows that are to have an early result, and when."""
-
-    def __init__(self) -> None:
-        self._times: dict[tuple[Any, WindowBounds], float] = {}
-        self._agenda = Agenda(lambda time, window: self._times.get(window) == time)
-
-    def __contains__(self, window: tuple[Any, WindowBounds]) -> bool:
-        return window in self._times
-
-    def add(self, window: tuple[Any, WindowBounds], time: float) -> None:
-        self._times[window] = time
-        self._agenda.add(time, window)
-
-    def remove(self, window: tuple[Any, WindowBounds]) -> float | None:
-        """Removes a window if it is there. Returns its time."""
-        return self._times.pop(window, None)
-
-    def first(self) -> float | None:
-        """Returns the time of the window that is due first."""
-        first = self._agenda.first()
-        return None if first is None else first[0]
-
-    def take(self) -> tuple[Any, WindowBounds]:
-        """Removes the window that is due first, which `first` has found, and returns it."""
-        first = self._agenda.first()
-        assert first is not None
-        self._agenda.pop()
-        window: tuple[Any, WindowBounds] = first[2]
-        del self._times[window]
-        return window
-
-    def clear(self) -> None:
-        self._times.clear()
-        self._agenda.clear()
+        self._due.drop()
 
 
 def _time(entry: tuple[Any, Any, Any]) -> Any:

@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, Ty
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.windows import CountWindow, Sliding, Window
 from penstock.runtime.exchange import grouping
-from penstock.runtime.expressions import Aggregation, Expr, named
+from penstock.runtime.expressions import Aggregation, Expr, compile_filter, compile_select, compile_with_columns, named
 from penstock.runtime.expressions.tree import Column
 from penstock.runtime.mistakes import called, checks_options, nearest, no_method
 from penstock.runtime.operators.agg import Agg
 from penstock.runtime.operators.aggregated import Aggregated, Emit, Reduce, Reducer
 from penstock.runtime.operators.asynchronous import MapAsync, RetryOn
 from penstock.runtime.operators.base import Operator
-from penstock.runtime.operators.columnar import adding, expression_of, filtering, selecting, taking
+from penstock.runtime.operators.columnar import Columnar, expression_of, taking
 from penstock.runtime.operators.ends import Read, Write
 from penstock.runtime.operators.fields import Field
 from penstock.runtime.operators.joins import IntervalHow, IntervalJoin, TemporalHow, TemporalJoin
@@ -438,7 +438,7 @@ class Stream(Generic[T_co]):
         operator: Operator
         if isinstance(fn, Expr):
             self._check_fields("filter", {"": fn})
-            operator = filtering(fn, **options)
+            operator = Columnar(compile_filter(fn), **options)
         else:
             operator = Filter(fn, **options)
         return self._like(self._flow._add(operator, (self,)))
@@ -455,7 +455,7 @@ class Stream(Generic[T_co]):
         text counts as {"value": text}. `name`, `parallelism` and `on_error` are options of the operator."""
         wanted = {**named(list(fields)), **named(exprs)}
         self._check_fields("select", wanted)
-        operator = selecting(wanted, name=name, parallelism=parallelism, on_error=on_error)
+        operator = Columnar(compile_select(wanted), name=name, parallelism=parallelism, on_error=on_error)
         stream = self._flow._add(operator, (self,))
         stream._fields = list(wanted)
         stream._time = self._time_through(wanted)
@@ -472,7 +472,7 @@ class Stream(Generic[T_co]):
         """Dict records with these fields added or replaced. All expressions see the original record."""
         wanted = named(exprs)
         self._check_fields("with_columns", wanted)
-        operator = adding(wanted, name=name, parallelism=parallelism, on_error=on_error)
+        operator = Columnar(compile_with_columns(wanted), name=name, parallelism=parallelism, on_error=on_error)
         stream = self._flow._add(operator, (self,))
         stream._fields = None if self._fields is None else list(dict.fromkeys([*self._fields, *wanted]))
         changed = expression_of(self._time)

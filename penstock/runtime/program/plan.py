@@ -23,10 +23,11 @@ from penstock.runtime.operators.aggregated import Aggregated
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read, Write
 from penstock.runtime.operators.fork import OTHERS, Fork
+from penstock.runtime.operators.late import LATE
 from penstock.runtime.operators.resources import together
 from penstock.runtime.operators.stateless import KeyBy
 from penstock.runtime.operators.watermarks import MakeWatermarks
-from penstock.runtime.operators.windowing import LATE, WindowAggregated
+from penstock.runtime.operators.windowing import WindowAggregated
 from penstock.runtime.program.graph import Edge, Graph
 from penstock.runtime.records.key_groups import KeyGroups
 from penstock.runtime.records.pickling import Program

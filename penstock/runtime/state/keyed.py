@@ -22,7 +22,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from penstock.runtime.records.codec import encode
 from penstock.runtime.state.aggregate import Aggregate
@@ -98,6 +98,23 @@ class KeyedValues:
 
 #: What a snapshot contains of a keyed map.
 Delta = KeyedDelta | KeyedWhole | KeyedLog | KeyedValues
+
+
+class StateMap(Protocol):
+    """A keyed map as a stage saves it."""
+
+    @property
+    def wants_whole(self) -> bool:
+        """Whether the next delta should be whole."""
+
+    def delta(self, whole: bool) -> Delta:
+        """Returns the changes since the last delta, or everything."""
+
+    def restore(self, saved: dict[Any, Any]) -> None:
+        """Starts from saved entries."""
+
+    def drop(self) -> None:
+        """Frees the memory of all entries. The map is not used any more."""
 
 
 @dataclass

@@ -9,10 +9,10 @@ the number of its key's timers.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from penstock.runtime.state.keyed import KeyedMap
+from penstock.runtime.state.keyed import Delta, KeyedMap
 
 # A key with more timers than this keeps its times in a dict, which finds one of many at once. Few take less memory in a
 # tuple.
@@ -79,6 +79,13 @@ class Timers:
     def __len__(self) -> int:
         return sum(map(len, self._times.values()))
 
+    def __contains__(self, key: Any) -> bool:
+        return key in self._times
+
+    def times(self, key: Any) -> Collection[float]:
+        """Returns the times of a key's timers."""
+        return self._times.get(key, ())
+
     def set(self, key: Any, at: float) -> None:
         """Sets a timer for the key at this time. Setting the same time again changes nothing."""
         times = self._times.get(key, ())
@@ -134,6 +141,15 @@ class Timers:
             return False
         self.cancel(key, at)
         return True
+
+    @property
+    def wants_whole(self) -> bool:
+        """Whether the next delta should be whole."""
+        return self.saved.wants_whole
+
+    def delta(self, whole: bool) -> Delta:
+        """Returns the changes since the last delta, or everything."""
+        return self.saved.delta(whole)
 
     def restore(self, saved: dict[Any, tuple[float, ...] | dict[float, None]]) -> None:
         """Starts from saved timers."""
