@@ -30,10 +30,11 @@ from penstock.runtime.errors import RecordError
 from penstock.runtime.exchange.grouping import Key
 from penstock.runtime.exchange.message import decode_body, encode_body
 from penstock.runtime.operators.aggregated import Aggregated
-from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Gathering, Operator, Stage, StageContext
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
+from penstock.runtime.operators.batches import Gathering, MapBatches
 from penstock.runtime.operators.late import LATE
 from penstock.runtime.operators.micro_batch import MicroBatchResult, Unprocessed
-from penstock.runtime.operators.stateless import KeyBy, MapBatches
+from penstock.runtime.operators.stateless import KeyBy
 from penstock.runtime.operators.watermarks import Marking
 from penstock.runtime.operators.windowing import WindowAggregated
 from penstock.runtime.program.crossing import obstacle

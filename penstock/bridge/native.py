@@ -38,16 +38,7 @@ from penstock.runtime.expressions import Aggregation, Expr, col, count, lit, max
 from penstock.runtime.expressions.aggregates import inputs_of
 from penstock.runtime.expressions.operations import infer
 from penstock.runtime.expressions.tree import DECIMAL_DIGITS
-from penstock.runtime.expressions.typed import (
-    BIGINT,
-    BOOLEAN,
-    DATE,
-    DOUBLE,
-    STRING,
-    TIMESTAMP,
-    Schema,
-    decimal_size,
-)
+from penstock.runtime.expressions.typed import BIGINT, BOOLEAN, DATE, DOUBLE, STRING, TIMESTAMP, Schema, decimal_size
 from penstock.runtime.operators.agg import Agg
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.columnar import Columnar, expression_of

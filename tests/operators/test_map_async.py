@@ -30,8 +30,9 @@ from penstock.runtime.event_time.windows import Tumbling
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
 from penstock.runtime.operators.asynchronous import MapAsync
-from penstock.runtime.operators.base import Pending, StageContext, run_stages
+from penstock.runtime.operators.base import StageContext, run_stages
 from penstock.runtime.operators.callers import Attempt, Caller, LoopCaller, ThreadCaller
+from penstock.runtime.operators.calls_in_flight import CallsInFlight
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.userfunc import OwnFunction
@@ -1334,7 +1335,7 @@ def held_stage(ordered: bool) -> Any:
     operator = MapAsync(lambda n: n, ordered=ordered)
     operator.caller = Held
     stage = operator.stage(StageContext(operator))
-    assert isinstance(stage, Pending)
+    assert isinstance(stage, CallsInFlight)
     stage.open()
     return stage
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from penstock.runtime.errors import FlowError, PenstockError, RecordError
 from penstock.runtime.operators.aggregated import Aggregated, Emit, Reduce
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
+from penstock.runtime.operators.batches import MapBatches
 from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.operators.processing import Processing
-from penstock.runtime.operators.stateless import Filter, FlatMap, KeyBy, Map, MapBatches
+from penstock.runtime.operators.stateless import Filter, FlatMap, KeyBy, Map
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.userfunc import DEAD_LETTERS
 from penstock.runtime.state.aggregate import Count, Mean, Sum

@@ -11,9 +11,7 @@ from typing import Any, Literal, get_args
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, KeyedStage, Operator, Stage, StageContext
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
-from penstock.runtime.records.userfunc import (
-    check_function,
-)
+from penstock.runtime.records.userfunc import check_function
 from penstock.runtime.state.aggregate import Aggregate, add_all
 from penstock.runtime.state.keyed import KeyedMap, LoggedMap
 from penstock.runtime.units import choice

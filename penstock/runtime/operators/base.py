@@ -17,14 +17,7 @@ from typing import Any
 from penstock.runtime.errors import FlowError
 from penstock.runtime.operators.resources import needs_of, told_needs
 from penstock.runtime.records.batch import Batch
-from penstock.runtime.records.userfunc import (
-    DEAD_LETTERS,
-    POLICIES,
-    ErrorHandler,
-    OnError,
-    OwnFunction,
-    apply,
-)
+from penstock.runtime.records.userfunc import DEAD_LETTERS, POLICIES, ErrorHandler, OnError, OwnFunction, apply
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.state.keyed import SavedState, StageState, StateMap
 from penstock.runtime.units import choice, whole
@@ -274,89 +267,3 @@ class Loop(Stage):
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
         return apply(self._loop, batch, self.errors)
-
-
-class Gathering(Stage):
-    """A stage that may hold records from one batch to the next, so that a call of the user's function gets more of
-    them. Its task says when the stage must process what it holds. Without a task (in Spark) the stage holds nothing."""
-
-    holds = False  # whether records that are too few for a call stay when `expand` ends
-    stamp = 0  # the stamp of the records that come next
-    oldest = 0  # the least stamp of the records that are held
-    waits_until = 0  # the clock time until which the first of the held records may wait
-    more_until = 0  # the same while more records come, which make the call larger
-    least = 1  # the least number of records for a call
-
-    @abstractmethod
-    def gather(self, clock: Callable[[], int], stopwatch: Callable[[], int]) -> None:
-        """Tells the stage that it is part of a task, and gives it the task's clocks, in ns."""
-
-    @property
-    @abstractmethod
-    def held(self) -> int:
-        """The number of records that it holds."""
-
-    @abstractmethod
-    def wants(self) -> tuple[int, int]:
-        """Returns how many more records make the next call full, and how many records a full call has."""
-
-    @abstractmethod
-    def let_go(self, least: int) -> Iterator[Batch]:
-        """Yields the outputs for the held records, if there are at least this many."""
-
-
-class Pending(Stage):
-    """A stage whose work goes on outside of the thread that runs its task. `expand` begins the work for records, and
-    `collect` yields what has come of it. It is the first stage of its task (`Operator.begins_chain`), which sets the
-    fields, and gives it at most `room` records. Only the task's thread calls it.
-
-    Watermarks wait inside the stage: `watermark` takes one, and returns the last one whose earlier records have all
-    been collected. `collect` stops behind a watermark, so that the task passes each of them on.
-    """
-
-    expands = True
-    event_time = True
-    timed = True  # its task is asked when it has work although no message comes
-    alone = False  # whether `expand` yields the outputs itself, and nothing is under way when it ends
-    stamp = 0  # the stamp of the records that come next
-    oldest = 0  # the least stamp of the records that the last piece of `collect` comes from
-
-    @abstractmethod
-    def attach(self, clock: Callable[[], int], wake: Callable[[], None]) -> None:
-        """Gives the stage a clock, in ns, for timed actions, and a function that wakes its task's thread. It is called
-        before `open`."""
-
-    @property
-    @abstractmethod
-    def room(self) -> int:
-        """The number of records that it takes now."""
-
-    @property
-    @abstractmethod
-    def under_way(self) -> int:
-        """The number of records that it has taken, and whose outputs were not collected. Other threads may ask."""
-
-    @property
-    @abstractmethod
-    def returned(self) -> int:
-        """The number of records that an epoch has saved, and that the task has to give it again before all others."""
-
-    @abstractmethod
-    def take_returned(self, most: int) -> Batch:
-        """Takes a number of the returned records from it, in order."""
-
-    @abstractmethod
-    def ready(self) -> bool:
-        """Whether `collect` would do something now."""
-
-    @abstractmethod
-    def settled(self) -> bool:
-        """Whether nothing will be ready later that is not ready now, unless it gets more records."""
-
-    @abstractmethod
-    def ready_in(self) -> float | None:
-        """Returns in how many seconds it is ready without waking its task, or None when it never is."""
-
-    @abstractmethod
-    def collect(self) -> Iterator[Batch]:
-        """Yields outputs that are there, in pieces of limited size, and sets `oldest` before each of them."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.runtime.errors import CodecError, describe
 from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
-from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Pending, StageContext
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Stage, StageContext
 from penstock.runtime.operators.callers import END_WHEN_CANCELLED, TOO_LATE, Attempt, Caller, NotAwaited, timed_out
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.records.codec import decode, encode
@@ -66,8 +66,22 @@ class Call(Answer):
         return self.answered
 
 
-class CallsInFlight(Pending):
-    """The stage of `map_async` in a task; see the module's docstring."""
+class CallsInFlight(Stage):
+    """The stage of `map_async` in a task, whose work goes on outside of the thread that runs the task. `expand` begins
+    the work for records, and `collect` yields what has come of it. It is the first stage of its task
+    (`Operator.begins_chain`), which sets the fields, and gives it at most `room` records. Only the task's thread calls
+    it.
+
+    Watermarks wait inside the stage: `watermark` takes one, and returns the last one whose earlier records have all
+    been collected. `collect` stops behind a watermark, so that the task passes each of them on.
+    """
+
+    expands = True
+    event_time = True
+    timed = True  # its task is asked when it has work although no message comes
+    alone = False  # whether `expand` yields the outputs itself, and nothing is under way when it ends
+    stamp = 0  # the stamp of the records that come next
+    oldest = 0  # the least stamp of the records that the last piece of `collect` comes from
 
     def __init__(self, context: StageContext, operator: MapAsync) -> None:
         super().__init__(context)
@@ -102,10 +116,13 @@ class CallsInFlight(Pending):
     # --- what the task asks --------------------------------------------------------------------------------------
 
     def attach(self, clock: Callable[[], int], wake: Callable[[], None]) -> None:
+        """Gives the stage a clock, in ns, for timed actions, and a function that wakes its task's thread. It is called
+        before `open`."""
         self._clock, self._wake = clock, wake
 
     @property
     def room(self) -> int:
+        """The number of records that it takes now."""
         if self._caller is None:
             return 0
         places = self._free - len(self._again)
@@ -113,13 +130,16 @@ class CallsInFlight(Pending):
 
     @property
     def under_way(self) -> int:
+        """The number of records that it has taken, and whose outputs were not collected. Other threads may ask."""
         return self._queue.waiting + len(self._returned)
 
     @property
     def returned(self) -> int:
+        """The number of records that an epoch has saved, and that the task has to give it again before all others."""
         return len(self._returned)
 
     def take_returned(self, most: int) -> Batch:
+        """Takes a number of the returned records from it, in order."""
         taken = [self._returned.popleft() for _ in range(min(most, len(self._returned)))]
         # They are counted again when the task gives them. Not before: the next epoch may save them first.
         self.records_in -= len(taken)
@@ -129,6 +149,7 @@ class CallsInFlight(Pending):
             raise self.errors.failure("(a record from an epoch)", error) from error
 
     def ready(self) -> bool:
+        """Whether `collect` would do something now."""
         if self._caller is None:
             return False
         if self._caller.answered or self._finished or self._queue.ready():
@@ -137,6 +158,7 @@ class CallsInFlight(Pending):
         return due is not None and due <= self._clock()
 
     def settled(self) -> bool:
+        """Whether nothing will be ready later that is not ready now, unless it gets more records."""
         if self._caller is None:
             return True
         self._take_answers()  # otherwise nobody is woken for the next ones
@@ -145,6 +167,7 @@ class CallsInFlight(Pending):
         return not self._again and not self._caller.running and not full
 
     def ready_in(self) -> float | None:
+        """Returns in how many seconds it is ready without waking its task, or None when it never is."""
         assert self._caller is not None
         answer, due = self._caller.answer_in(), self._due()
         if due is None:
@@ -315,6 +338,7 @@ class CallsInFlight(Pending):
     # --- results -------------------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Batch]:
+        """Yields outputs that are there, in pieces of limited size, and sets `oldest` before each of them."""
         self._look()
         out: list[Any] = []
         while True:

@@ -27,13 +27,7 @@ from penstock.runtime.operators.side_outputs import declared
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
 from penstock.runtime.records.pickling import copied
-from penstock.runtime.records.userfunc import (
-    DEAD_LETTERS,
-    check_function,
-    no_list,
-    of_no_list,
-    user_line,
-)
+from penstock.runtime.records.userfunc import DEAD_LETTERS, check_function, no_list, of_no_list, user_line
 from penstock.runtime.state.keyed import KeyedMap, SavedState, StageState
 from penstock.runtime.state.timers import Timers
 

@@ -20,24 +20,13 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any, Literal, get_args
 
-from penstock.runtime.event_time.watermark import (
-    END_OF_TIME,
-    IDLE,
-    are_plain,
-    as_ms,
-    duration_ms,
-)
+from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, are_plain, as_ms, duration_ms
 from penstock.runtime.event_time.windows import Sliding
 from penstock.runtime.operators.aggregated import combines
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
 from penstock.runtime.operators.late import LATE, EventTimeStage
 from penstock.runtime.records.batch import Batch, KeyedBatch
-from penstock.runtime.records.userfunc import (
-    ErrorHandler,
-    check_function,
-    select_each,
-    without,
-)
+from penstock.runtime.records.userfunc import ErrorHandler, check_function, select_each, without
 from penstock.runtime.state.aggregate import Aggregate, add_all
 from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, SavedState
 from penstock.runtime.units import choice

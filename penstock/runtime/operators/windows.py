@@ -22,13 +22,7 @@ from datetime import timedelta
 from typing import Any, Literal, get_args
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.event_time.watermark import (
-    END_OF_TIME,
-    IDLE,
-    are_plain,
-    as_ms,
-    duration_ms,
-)
+from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, are_plain, as_ms, duration_ms
 from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session, Sliding, Window
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.operators.late import LATE, EventTimeStage

@@ -11,6 +11,7 @@ from penstock.runtime.exchange.grouping import Grouping, Key
 from penstock.runtime.operators.aggregated import Aggregated, Reduce
 from penstock.runtime.operators.asynchronous import MapAsync
 from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.batches import MapBatches
 from penstock.runtime.operators.columnar import Columnar
 from penstock.runtime.operators.ends import Read, Write
 from penstock.runtime.operators.joins import IntervalJoin, TemporalJoin
@@ -18,7 +19,6 @@ from penstock.runtime.operators.lookup import Lookup
 from penstock.runtime.operators.outside_lookup import OutsideLookup, Reloaded
 from penstock.runtime.operators.processing import Processing
 from penstock.runtime.operators.resources import told_needs
-from penstock.runtime.operators.stateless import MapBatches
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.windowing import WindowAggregated
 from penstock.runtime.operators.windows import Windows

@@ -34,6 +34,7 @@ from penstock.runtime.operators.agg import Agg
 from penstock.runtime.operators.aggregated import Aggregated, Emit, Reduce, Reducer
 from penstock.runtime.operators.asynchronous import MapAsync, RetryOn
 from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.batches import BatchFormat, MapBatches
 from penstock.runtime.operators.columnar import Columnar, expression_of, taking
 from penstock.runtime.operators.ends import Read, Write
 from penstock.runtime.operators.fields import Field
@@ -42,7 +43,7 @@ from penstock.runtime.operators.lookup import Lookup
 from penstock.runtime.operators.outside_lookup import OutsideLookup, Reloaded
 from penstock.runtime.operators.process import ProcessContext, ProcessFunction
 from penstock.runtime.operators.processing import Processing
-from penstock.runtime.operators.stateless import BatchFormat, Filter, FlatMap, Map, MapBatches
+from penstock.runtime.operators.stateless import Filter, FlatMap, Map
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.window_functions import (
     AggregateFunction,

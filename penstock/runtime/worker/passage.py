@@ -17,7 +17,9 @@ from itertools import chain
 from typing import Literal
 
 from penstock.runtime.event_time.watermark import END_OF_TIME
-from penstock.runtime.operators.base import Gathering, Pending, Stage, run_stages
+from penstock.runtime.operators.base import Stage, run_stages
+from penstock.runtime.operators.batches import Gathering
+from penstock.runtime.operators.calls_in_flight import CallsInFlight
 from penstock.runtime.records.batch import Batch, singly
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.state.keyed import SHARED, Counters, SavedState, StageState
@@ -36,7 +38,7 @@ class Passage:
         self.stages = stages
         self.timed = [stage for stage in stages if stage.timed]
         self.gathering = [stage for stage in stages if isinstance(stage, Gathering)]
-        self.pending = stages[0] if isinstance(stages[0], Pending) else None
+        self.pending = stages[0] if isinstance(stages[0], CallsInFlight) else None
         self.marking = any(stage.event_time for stage in stages)
         self.mark: int | None = None  # the watermark after the stages
         self.stamp = 0  # of the records that pass now
@@ -224,7 +226,7 @@ class Passage:
                     stage.records_out += len(piece)
                     yield from self._one_by_one(record_by_record, piece, position + 1)
 
-    def collect(self, pending: Pending) -> Iterator[Batch]:
+    def collect(self, pending: CallsInFlight) -> Iterator[Batch]:
         """Yields the answers to earlier records, and the outputs that the watermark releases that follows them."""
         self.stamped(self._clock())
         before = pending.under_way

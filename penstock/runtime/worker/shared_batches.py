@@ -19,7 +19,8 @@ from typing import Any
 
 from penstock.runtime.errors import CodecError
 from penstock.runtime.exchange.message import NUMBERS_MASK
-from penstock.runtime.operators.base import Gathering, Stage
+from penstock.runtime.operators.base import Stage
+from penstock.runtime.operators.batches import Gathering
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.codec import encode
 from penstock.runtime.records.userfunc import ErrorHandler
