@@ -22,7 +22,7 @@ from penstock.host.process.worker_process import WorkerOptions
 from penstock.jobs.options import JobOptions
 from penstock.placement.options import PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
-from penstock.runtime.epochs.restore import check
+from penstock.runtime.epochs.restore import cannot_take_back, check
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import (
     FlowError,
@@ -109,6 +109,8 @@ def prepare(flow: Flow, options: JobOptions) -> Prepared:
         store = Store.open(options.checkpoints or default_checkpoints(), flow.name)
         store.check_format()
         store.check()
+        if cannot_take_back(plan):
+            store = store.flushed()
     if options.savepoint is not None:
         origin = _savepoint(options.savepoint, plan, store)
     carrier = CarrierOptions(
@@ -173,6 +175,8 @@ def prepare_to_resume(name: str, options: JobOptions) -> Prepared:
     # The saved program stays as it is: the next resume has the options of the first run again.
     carrier = replace(carrier, workers=workers, store=store, resume=True, savepoint=None, program=saved)
     plan = flow.plan(workers, list_splits=False, check_sinks=False)
+    if cannot_take_back(plan):
+        carrier = replace(carrier, store=store.flushed())
     _warn_of_mixing(plan)
     if options.local:
         return Prepared(flow, plan, options, without_ray(carrier, name), program, None)
@@ -275,7 +279,8 @@ def _savepoint(url: str | os.PathLike[str], plan: Plan, store: Store | None) -> 
             f"there is no savepoint in {os.fspath(url)!r}; give the place that a job's savepoint was saved in"
         )
     manifest, _ = found
-    check(plan, json.loads(str(manifest.extra["kinds"])), manifest.key_groups)
+    uncommitted = {name for entry in manifest.tasks for name in entry.uncommitted}
+    check(plan, json.loads(str(manifest.extra["kinds"])), manifest.key_groups, uncommitted)
     return origin
 
 

@@ -17,15 +17,17 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError, RecordError, SourceError, StoreError, describe
+from penstock.runtime.status import StallStatus
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 _FIRST_S, _MOST_S = 0.05, 5.0
+_LONG_S = 1.0  # the status tells of a step that takes longer
 
 #: Of the system, for what is busy, full, or does not answer just now.
 _OF_DISKS = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.EBUSY, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE}
@@ -64,6 +66,7 @@ def may_pass(error: BaseException, kinds: Kinds = ()) -> bool:
 class _Outage:
     since: float
     error: str
+    limit_s: float
     waits: Backoff = field(default_factory=lambda: Backoff(_FIRST_S, _MOST_S))
 
 
@@ -77,13 +80,14 @@ class Patience:
         self._clock = clock
         self._given_up = threading.Event()
         self._outages: dict[str, _Outage] = {}
+        self._under_way: dict[str, float] = {}  # steps that may take long, and since when
         self._parts: weakref.WeakSet[Patience] = weakref.WeakSet()
 
     def part(self, limit_s: float | None = None) -> Patience:
         """Returns the patience of a part of the worker, which may be given up alone, and may have a limit of its own.
         Without patience in the worker the part has none either."""
         part = Patience(self._limit_s if limit_s is None or not self._limit_s else limit_s, self._clock)
-        part._outages = self._outages
+        part._outages, part._under_way = self._outages, self._under_way
         self._parts.add(part)
         if self._given_up.is_set():
             part.give_up()
@@ -107,6 +111,14 @@ class Patience:
                     self.passed(what)
                 return done
 
+    def watched(self, what: str, step: Callable[[], T], kinds: Kinds = ()) -> T:
+        """Does the same as `call`, with a step that may take long. If it does, `told` says so."""
+        self._under_way[what] = self._clock()
+        try:
+            return self.call(what, step, kinds)
+        finally:
+            del self._under_way[what]
+
     def failed(self, what: str, error: BaseException, kinds: Kinds = ()) -> float | None:
         """Notes that a step has failed. Returns the seconds until it should be tried again, or None when its error
         counts."""
@@ -116,7 +128,7 @@ class Patience:
         now = self._clock()
         outage = self._outages.get(what)
         if outage is None:
-            outage = self._outages[what] = _Outage(now, describe(error))
+            outage = self._outages[what] = _Outage(now, describe(error), self._limit_s)
             logger.warning(
                 "%s has failed by an error that may pass, and is tried again for %g s: %s",
                 what,
@@ -136,12 +148,18 @@ class Patience:
         if outage is not None:
             logger.warning("%s is done, after it had failed for %.1f s", what, self._clock() - outage.since)
 
-    def told(self) -> list[dict[str, Any]]:
-        """Returns which steps fail now, for how long they have, and by which error; for the status."""
+    def told(self) -> list[StallStatus]:
+        """Returns which steps fail now, or take long, for how long they have, and by which error; for the status."""
         now = self._clock()
-        return [
-            {"what": what, "for_s": now - outage.since, "limit_s": self._limit_s, "error": outage.error}
+        stalls = [
+            StallStatus(what, now - outage.since, outage.limit_s, outage.error)
             for what, outage in list(self._outages.items())
+        ]
+        failing = {stall.what for stall in stalls}
+        return stalls + [
+            StallStatus(what, now - since)
+            for what, since in list(self._under_way.items())
+            if now - since >= _LONG_S and what not in failing
         ]
 
     def give_up(self) -> None:

@@ -568,16 +568,34 @@ class DualStatus(Part, frozen=True, kw_only=True):
     stays: dict[str, str] = {}
 
 
+class StallStatus(Part, frozen=True):
+    """A step of a source or sink that waits for an outside system.
+
+    `what`: the step, and its operator.
+    `for_s`: for how long it has failed, or has not returned.
+    `limit_s`: for how long it is tried again before its error ends the job; 0.0 of a step that has not failed.
+    `error`: its last error, if it has failed.
+    `worker`: the number of its worker."""
+
+    what: str
+    for_s: float
+    limit_s: float = 0.0
+    error: str | None = None
+    worker: int = -1
+
+
 class JobStatus(Part, frozen=True, kw_only=True):
     """The status of a job.
 
     `name`: the name of the job.
-    `state`: STARTING, RUNNING, RECOVERING, MOVING, STOPPING, FINISHED, CANCELLED or FAILED; UNKNOWN of a job that
-        another program has started, as long as its JobMaster has not answered this one.
+    `state`: STARTING, RUNNING, RECOVERING, MOVING, STOPPING, FINISHED, CANCELLED or FAILED; STALLED when it would run,
+        but a source or sink waits for an outside system (`stalled`); UNKNOWN of a job that another program has started,
+        as long as its JobMaster has not answered this one.
     `error`: why the job has failed.
     `waits_for`: what a job that starts waits for. Later it is None, unless an operator's `open()` (or constructor) or
-        `close()` has not returned for ten seconds, or a step of a source or sink fails and is tried again. Only
-        `job.cancel()` ends a job whose `close()` never returns.
+        `close()` has not returned for ten seconds, or the job is stalled. Only `job.cancel()` ends a job whose
+        `close()` never returns.
+    `stalled`: steps of sources and sinks that fail and are tried again, or that take long; the longest first.
     `started_ms`: when the job started, in ms since 1970.
     `uptime_s`: for how long the job has been there.
     `running_s`: for how long all its workers have been started.
@@ -606,6 +624,7 @@ class JobStatus(Part, frozen=True, kw_only=True):
     state: str
     error: str | None = None
     waits_for: str | None = None
+    stalled: list[StallStatus] = []
     started_ms: int = 0
     uptime_s: float = 0.0
     running_s: float = 0.0

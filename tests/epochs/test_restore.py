@@ -139,6 +139,15 @@ def test_any_plan_continues_from_any_other(seed: int) -> None:
     check_all_there(after, saved(before))
 
 
+def test_a_sink_that_has_something_to_commit_is_not_forgotten() -> None:
+    plan = flow_of(1, 1, 1).plan()
+    (sink,) = [operator.name for chain in plan.chains for operator in chain.operators if operator.is_sink]
+    check(plan, kinds_with_state(plan), plan.key_groups, [sink])
+    for name in ("gone", "count"):  # under this name there is something else
+        with pytest.raises(FlowError, match=f"has no sinks '{name}', and records of these were prepared .* '{sink}'"):
+            check(plan, kinds_with_state(plan), plan.key_groups, [sink, name])
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_rescaling_again_and_again(seed: int) -> None:
     """Numbers of tasks and channels stay or are new; groups move only where they must."""

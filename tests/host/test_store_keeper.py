@@ -53,6 +53,27 @@ def test_an_epoch_that_was_refused_is_not_chosen_again(keeper: StoreKeeper) -> N
     assert found.epoch == 1
 
 
+def test_a_job_does_not_go_back_behind_what_a_sink_has_committed_and_cannot_take_back(keeper: StoreKeeper) -> None:
+    keeper.cannot_take_back = ["out"]
+    words = r"epoch 2: from it on, records would come again that sink 'out' has committed up to epoch 3, and that it"
+    keeper.continue_from(keeper.store.read_manifest(3))
+    found = keeper.older(3, "no readable header")  # it can be read after all
+    assert found is not None
+    assert found.epoch == 3
+    with pytest.raises(SnapshotDamaged, match=words):
+        keeper.older(3, "no readable header")
+    assert list(keeper.store.epochs()) == [3, 2, 1]  # people may put back what is missing
+    for name in manifest_files(3):
+        (Path(keeper.store.place) / name).write_bytes(b"stale")
+    with pytest.raises(SnapshotDamaged, match=words):
+        keeper.newest()
+    keeper.cannot_take_back = []
+    newest = keeper.newest()
+    assert newest is not None
+    assert newest[0].epoch == 2
+    assert keeper.last == newest[0]
+
+
 def test_the_refused_epoch_itself_is_chosen_when_its_snapshots_were_compacted_meanwhile(tmp_path: Path) -> None:
     """What the manifest refers to is still there, and only the compacted snapshot cannot be read."""
     store = Store.open(str(tmp_path), "job")

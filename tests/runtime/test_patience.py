@@ -20,6 +20,7 @@ from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.call import Call
 from penstock.runtime.sinks.files import Files
 from penstock.runtime.sinks.places import LocalPlace, RawFile
+from penstock.runtime.status import StallStatus
 
 
 class Unavailable(Exception):
@@ -137,13 +138,35 @@ def test_the_status_tells_what_fails_and_for_how_long() -> None:
     waits = Waits()
     waits.patience.failed("read() of rows[0]", ConnectionResetError("reset by peer"))
     waits.now += 2.0
-    (told,) = waits.patience.told()
-    assert told == {
-        "what": "read() of rows[0]",
-        "for_s": 2.0,
-        "limit_s": 60.0,
-        "error": "ConnectionResetError: reset by peer",
-    }
+    assert waits.patience.told() == [StallStatus("read() of rows[0]", 2.0, 60.0, "ConnectionResetError: reset by peer")]
+
+
+def test_the_status_tells_of_a_step_that_takes_long_and_of_one_of_a_part() -> None:
+    waits = Waits()
+    part = waits.patience.part(5.0)
+
+    def long() -> list[StallStatus]:
+        assert waits.patience.told() == []
+        waits.now += 2.0
+        return waits.patience.told()
+
+    assert part.watched("commit() of out[0]", long) == [StallStatus("commit() of out[0]", 2.0)]
+    assert waits.patience.told() == []
+    part.failed("commit() of out[0]", ConnectionResetError("reset by peer"))
+    assert [stall.limit_s for stall in waits.patience.told()] == [5.0]
+
+
+def test_a_part_is_given_up_with_the_worker_or_alone() -> None:
+    patience = Patience()
+    alone, other = patience.part(), patience.part()
+    alone.give_up()
+    with pytest.raises(TimeoutError):
+        alone.call("commit() of out[0]", failing(1_000, TimeoutError("no answer")))
+    assert other.call("commit() of out[1]", failing(1, TimeoutError("no answer"))) == "done"
+    patience.give_up()
+    for part in (other, patience.part()):
+        with pytest.raises(TimeoutError):
+            part.call("commit() of out[1]", failing(1_000, TimeoutError("no answer")))
 
 
 def test_a_worker_that_ends_waits_no_longer() -> None:

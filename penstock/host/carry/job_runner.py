@@ -63,11 +63,12 @@ from penstock.host.decide.job_host import HostOptions, JobHost
 from penstock.host.decide.job_state import JobState
 from penstock.host.decide.process_commands import Align, GetLoad, GetMarks, GetStatus, Halt, Question, TellRelay
 from penstock.host.decide.resequencer import Resequencer
-from penstock.host.decide.status import StatusBuilder, hook_words, outage_words
+from penstock.host.decide.status import StatusBuilder, hook_words, stall_words, stalls_of
 from penstock.host.process.collected import Collected, EncodedSinkRecords
 from penstock.host.process.linger import Driver, Drivers
 from penstock.host.process.machine import machine_id
 from penstock.host.process.reporting import LinksReport, Report
+from penstock.runtime.epochs.restore import cannot_take_back
 from penstock.runtime.errors import JobError, NotEnoughResources, PenstockError, StoreError
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.codec import decode
@@ -132,6 +133,7 @@ class JobRunner:
                 self._requests,
                 program,
                 options.program,
+                cannot_take_back(plan),
             )
         self._savepoints = Savepoints(
             plan.name,
@@ -302,7 +304,7 @@ class JobRunner:
         status = self._last_status or self._last_built()
         known = status.epochs if self._host is None else self._host.epochs_status(time.monotonic())
         self._last_status = status.changed(
-            epochs=self._with_store(known), state=end.state, error=end.error, waits_for=None
+            epochs=self._with_store(known), state=end.state, error=end.error, waits_for=None, stalled=[]
         )
         self._events.finish(end)
         self._console.wake()
@@ -505,8 +507,11 @@ class JobRunner:
                 if self._last_status is None:
                     raise
                 return self._last_status
+        stalled = stalls_of(reports)
         return status.changed(
-            waits_for=self._waiting() or outage_words(reports) or hook_words(reports, status.workers, _HOOK_S),
+            state="STALLED" if stalled and status.state == JobState.RUNNING else status.state,
+            stalled=stalled,
+            waits_for=self._waiting() or stall_words(stalled) or hook_words(reports, status.workers, _HOOK_S),
             epochs=self._with_store(status.epochs),
             placement=self._carrier.placement_status(),
             relays=self._relays_status(status.relays),

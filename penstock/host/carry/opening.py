@@ -126,7 +126,7 @@ class Opening:
             return Found()
         keeper, store = runner.keeper, runner.store
         if self._resume or self._again:
-            found = store.latest(keeper.continue_from)
+            found = keeper.newest()
             if found is not None:
                 manifest, passed = found
                 for problem in passed:

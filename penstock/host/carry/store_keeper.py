@@ -97,6 +97,7 @@ class StoreKeeper:
         self.program_bytes: bytes | None = None
         self.extra: dict[str, str | int | float] = {}
         self.origin: Store | None = None  # the store with the blobs of `last`, if it is another one
+        self.cannot_take_back: list[str] = []  # the sinks that cannot
         self._collected = collected
         self._said = said
         self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -457,7 +458,9 @@ class StoreKeeper:
             name = f"snapshots/{manifest.epoch:08d}-{entry.number}"
             with belonging_to(self._classes_of):
                 blob = compact_snapshots(store, entry.blobs, manifest.key_groups, target, name)
-            tasks.append(replace(entry, blobs=[blob]))
+            # A job that stops has committed everything when this is called.
+            uncommitted = [] if "stop" in manifest.extra else entry.uncommitted
+            tasks.append(replace(entry, blobs=[blob], uncommitted=uncommitted))
         if not wanted():
             return
         extra = {**manifest.extra, "of": manifest.job, "kinds": json.dumps(kinds_with_state(plan))}
@@ -474,6 +477,26 @@ class StoreKeeper:
         self.program = manifest.program
         self.collected_blobs = list(manifest.collected)
         self._collected.restore(collected)
+
+    def newest(self) -> tuple[Manifest, list[str]] | None:
+        """Continues from the newest epoch that can be used. Returns it, with descriptions of the faults of newer ones,
+        or None when there is none. Raises SnapshotDamaged when there are epochs and none can be used."""
+        last = max(self.store.epochs(), default=0)
+
+        def usable(manifest: Manifest) -> None:
+            self._may_go_back(manifest.epoch, last)
+            self.continue_from(manifest)
+
+        return self.store.latest(usable)
+
+    def _may_go_back(self, epoch: int, committed: int) -> None:
+        """Raises SnapshotDamaged when a sink has perhaps committed a later epoch, and cannot take that back."""
+        if epoch < committed and self.cannot_take_back:
+            sinks = ", ".join(map(repr, self.cannot_take_back))
+            raise SnapshotDamaged(
+                f"from it on, records would come again that sink {sinks} has committed up to epoch {committed}, and "
+                "that it cannot take back."
+            )
 
     def older(self, refused: int, reason: str) -> Manifest | None:
         """Returns the newest undamaged epoch before one that was refused for this reason, with all its blobs, and
@@ -494,6 +517,7 @@ class StoreKeeper:
             # again. But a compaction has replaced some of them since the manifest was written, perhaps.
             if manifest.epoch > refused or (manifest.epoch == refused and unreadable in (None, _names(manifest))):
                 raise SnapshotDamaged(reason)
+            self._may_go_back(manifest.epoch, refused)
             self.store.verify(manifest)
 
         while True:
@@ -520,8 +544,8 @@ class StoreKeeper:
         except SnapshotDamaged as none:  # it tells of all epochs, and what to do
             if unreadable is None or unreadable == self._chosen_again:
                 raise
-            manifest = self.store.read_manifest(refused)
             try:
+                manifest = self.store.read_manifest(refused)
                 self.store.verify(manifest)
             except SnapshotDamaged:
                 raise none from None

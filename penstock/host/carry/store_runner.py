@@ -51,7 +51,7 @@ _NOTE_AGAIN_S = 1.0
 
 class StoreRunner:
     """See the module's docstring. `program`: of the driver, to which the classes of saved objects belong;
-    `program_bytes`: the same with the job's options, as the store keeps it for `resume`."""
+    `program_bytes`: the same with the job's options, as the store keeps it for `resume`. `cannot_take_back`: sinks."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class StoreRunner:
         requests: PendingRequests,
         program: Program,
         program_bytes: bytes | None,
+        cannot_take_back: list[str],
     ) -> None:
         self.store = store
         self.notes = notes
@@ -71,6 +72,7 @@ class StoreRunner:
         self._requests = requests
         self.keeper = StoreKeeper(store, collected, self._says, self._has_lost, self._failed, classes_of=program)
         self.keeper.program_bytes = program_bytes
+        self.keeper.cannot_take_back = cannot_take_back
         self._is_locked = False
         self._begins_anew = False  # whether all that is in the store is of this job
         self._epochs_noted = False

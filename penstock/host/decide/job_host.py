@@ -434,6 +434,7 @@ class JobHost:
                     blob=what.blob,
                     quiet=what.quiet,
                     parked=what.parked,
+                    uncommitted=what.uncommitted,
                 ),
                 now,
             )

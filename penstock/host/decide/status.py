@@ -14,7 +14,7 @@ from penstock.runtime.operators.ends import Read
 from penstock.runtime.operators.late import LATE
 from penstock.runtime.program.mixing import mixing
 from penstock.runtime.program.plan import Plan
-from penstock.runtime.status import JobStatus, Latency, OperatorStatus, TaskStatus, WorkerStatus
+from penstock.runtime.status import JobStatus, Latency, OperatorStatus, StallStatus, TaskStatus, WorkerStatus
 from penstock.runtime.worker.metrics import Histogram
 from penstock.runtime.worker.waiting import WaitingRecords
 
@@ -24,16 +24,23 @@ _RATE_SPAN_NS = 500_000_000
 _NOBODY: Mapping[int, float] = MappingProxyType({})
 
 
-def outage_words(reports: list[dict[str, Any]]) -> str | None:
-    """Returns the thing for which a job waits when a step of a source or sink fails by an error that may pass."""
-    outages = [(outage, report["index"]) for report in reports for outage in report.get("outages", ())]
-    if not outages:
+def stalls_of(reports: list[dict[str, Any]]) -> list[StallStatus]:
+    """Returns the steps of sources and sinks that wait for an outside system, the longest wait first."""
+    found = [stall.changed(worker=report["index"]) for report in reports for stall in report.get("outages", ())]
+    return sorted(found, key=lambda stall: -stall.for_s)
+
+
+def stall_words(stalls: list[StallStatus]) -> str | None:
+    """Returns the thing for which a job waits when steps of sources and sinks are stalled."""
+    if not stalls:
         return None
-    outage, worker = max(outages, key=lambda each: each[0]["for_s"])
-    more = f", as have {len(outages) - 1} more steps" if len(outages) > 1 else ""
+    first = stalls[0]
+    more = f", as have {len(stalls) - 1} more steps" if len(stalls) > 1 else ""
+    if first.error is None:
+        return f"{first.what}, which has not returned for {first.for_s:.1f} s in worker {first.worker}{more}"
     return (
-        f"{outage['what']}, which has failed for {outage['for_s']:.1f} s in worker {worker}{more}, and is tried again "
-        f"until {outage['limit_s']:.0f} s have passed: {outage['error']}"
+        f"{first.what}, which has failed for {first.for_s:.1f} s in worker {first.worker}{more}, and is tried again "
+        f"until {first.limit_s:.0f} s have passed: {first.error}"
     )
 
 

@@ -639,9 +639,10 @@ class Coordinator:
         blob: Blob,
         quiet: bool = False,
         parked: bool = False,
+        uncommitted: Iterable[str] = (),
     ) -> list[Command]:
         """Notes that a task has saved its part of an epoch. `finished`: it has ended, and this is its part of all later
-        epochs too. `parked`: it has stopped after the barrier."""
+        epochs too. `parked`: it has stopped after the barrier. `uncommitted`: see TaskEntry."""
         if not self._counts("acknowledged", task, generation):
             return []
         chain = self._chains.get(task, [])
@@ -652,7 +653,7 @@ class Coordinator:
         else:
             chain = [*chain, blob]
         self._chains[task] = chain
-        entry = self._entry(task, chain, finished)
+        entry = self._entry(task, chain, finished, uncommitted)
         if finished:
             self._finished[task] = entry
         elif epoch in self._pending:
@@ -959,7 +960,7 @@ class Coordinator:
             )
         ]
 
-    def _entry(self, number: int, chain: list[Blob], finished: bool) -> TaskEntry:
+    def _entry(self, number: int, chain: list[Blob], finished: bool, uncommitted: Iterable[str]) -> TaskEntry:
         task = self.plan.by_number[number]
         chain_of = self.plan.chains[task.chain]
         return TaskEntry(
@@ -971,6 +972,7 @@ class Coordinator:
             finished=finished,
             groups=self.plan.groups(task),
             blobs=list(chain),
+            uncommitted=list(uncommitted),
         )
 
     def _try_to_save(self) -> list[Command]:

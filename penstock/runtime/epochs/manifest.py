@@ -61,6 +61,7 @@ class TaskEntry:
     finished: bool  # the task had ended before the epoch
     groups: list[int] | None  # the key groups that it owns; None when its records have no keys
     blobs: list[Blob]  # a base, and then the changes since, oldest first
+    uncommitted: list[str] = field(default_factory=list)  # the sinks of which the last blob has committables
 
 
 @dataclass(frozen=True, kw_only=True)

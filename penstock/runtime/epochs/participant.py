@@ -51,6 +51,7 @@ class Acknowledged:
     blob: Blob
     quiet: bool = False
     parked: bool = False
+    uncommitted: tuple[str, ...] = ()  # the sinks of which the blob has committables
 
 
 @dataclass(frozen=True)
@@ -226,15 +227,20 @@ class Participant:
         """Encodes a task's part of an epoch, and has it written, as soon as its sinks have answered. It is called in
         the loop's thread."""
         encoded = begin_snapshot(snapshot.states, self._key_groups)
-        awaited = [state.own for state, _ in snapshot.states.values() if state and isinstance(state.own, Future)]
+        owns = {name: state.own for name, (state, _) in snapshot.states.items() if state is not None}
+        sinks = {name: own for name, own in owns.items() if isinstance(own, SavedSink | Future)}
+        awaited = [own for own in sinks.values() if isinstance(own, Future)]
         # The garbage collector would visit long lists that live on, and stop the loop meanwhile.
         snapshot = replace(snapshot, states={})
 
         def write() -> None:
             parts = encoded()
+            saved = {name: own.result() if isinstance(own, Future) else own for name, own in sinks.items()}
+            uncommitted = tuple(name for name, own in saved.items() if own is not None and own.committables)
+            written = replace(snapshot, uncommitted=uncommitted)
             if snapshot.finished:
-                self._ends[snapshot.task.number] = (snapshot, parts)
-            self._later(lambda: self._write(snapshot, parts))
+                self._ends[snapshot.task.number] = (written, parts)
+            self._later(lambda: self._write(written, parts))
 
         if awaited:
             when_done(awaited, lambda: self.loop.call_or_fail(write))
@@ -278,6 +284,7 @@ class Participant:
                 blob,
                 snapshot.quiet,
                 snapshot.parked,
+                snapshot.uncommitted,
             )
         )
         return True

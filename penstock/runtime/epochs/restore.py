@@ -15,7 +15,7 @@ from penstock.runtime.epochs.manifest import FORMAT, Blob, TaskEntry
 from penstock.runtime.epochs.snapshot import Bytes, Merged, counters_of, holding, names
 from penstock.runtime.errors import FlowError, StoreError
 from penstock.runtime.operators.base import Operator
-from penstock.runtime.operators.ends import Read
+from penstock.runtime.operators.ends import Read, Write
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.program.plan import Plan, TaskId
 from penstock.runtime.records.class_evolution import (
@@ -136,9 +136,24 @@ def kinds_with_state(plan: Plan) -> dict[str, str]:
     return {operator.name: operator.state_kind for operator in stateful}
 
 
-def check(plan: Plan, saved: Mapping[str, str], key_groups: int) -> None:
-    """Raises FlowError when a flow cannot continue from the saved state of operators with these names and kinds."""
+def cannot_take_back(plan: Plan) -> list[str]:
+    """Returns the sinks that cannot take back their commits."""
+    operators = [operator for chain in plan.chains for operator in chain.operators]
+    return [operator.name for operator in operators if isinstance(operator, Write) and not operator.sink.takes_back]
+
+
+def check(plan: Plan, saved: Mapping[str, str], key_groups: int, uncommitted: Iterable[str] = ()) -> None:
+    """Raises FlowError when a flow cannot continue from the saved state of operators with these names and kinds, and
+    with committables of these sinks."""
     now = {operator.name: operator.state_kind for chain in plan.chains for operator in chain.operators}
+    sinks = {operator.name for chain in plan.chains for operator in chain.operators if operator.is_sink}
+    if missing := sorted(set(uncommitted) - sinks):
+        raise FlowError(
+            f"flow {plan.name!r} has no sinks {names(missing)}, and records of these were prepared and perhaps not "
+            "committed, which would be lost. Sinks are matched by name: give the sink that is to commit them the name "
+            "under which they were prepared (name=...). Or stop the job with a savepoint (stop(savepoint=...)), which "
+            f"commits everything, and start from that. Sinks of the flow: {names(sorted(sinks))}"
+        )
     lost = sorted(saved.keys() - now.keys())
     if lost:
         new = sorted(now.keys() - saved.keys())

@@ -125,6 +125,12 @@ class Store:
             text = os.path.abspath(os.path.expanduser(text))  # other processes may have other working directories
         return cls(files, job, (text, job, durable))
 
+    def flushed(self) -> Store:
+        """Returns the same store, which flushes every blob: it is `durable`."""
+        assert self._again is not None, "only a store from Store.open"
+        text, job, _ = self._again
+        return _opened_before(text, job, True)
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self._again is None:
             raise TypeError("only a store from Store.open can be pickled")

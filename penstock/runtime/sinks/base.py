@@ -88,7 +88,11 @@ class SinkContext:
 
     def beside(self, what: str, step: Callable[[], T], kinds: Kinds = ()) -> Future[T]:
         """Takes a step as `patiently` does, beside the loop of the worker. The steps of a task are taken in order."""
-        return self.steps.do(lambda: self.patiently(what, step, kinds))
+        return self.steps.do(lambda: self.watched(what, step, kinds))
+
+    def watched(self, what: str, step: Callable[[], T], kinds: Kinds = ()) -> T:
+        """Takes a step as `patiently` does. If it takes long, the status of the job says so."""
+        return self.patience.watched(f"{what} of {self.operator}[{self.index}]", step, kinds)
 
 
 class SinkWriter(ABC):

@@ -188,7 +188,7 @@ def committer_of(sink: Sink, context: SinkContext) -> SinkCommitter:
 
 def commit_patiently(committer: SinkCommitter, context: SinkContext, committables: list[Committable]) -> None:
     """Commits, and tries again while the errors may pass."""
-    context.patiently("commit()", lambda: committer.commit(committables), committer.passing_errors)
+    context.watched("commit()", lambda: committer.commit(committables), committer.passing_errors)
 
 
 def commit_saved(sink: Sink, context: SinkContext, saved: list[SavedSink]) -> None:

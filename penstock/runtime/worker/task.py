@@ -67,6 +67,7 @@ class Snapshot:
     quiet: bool
     parked: bool
     states: dict[str, tuple[StageState | None, Counters]]
+    uncommitted: tuple[str, ...] = ()  # the sinks whose state has committables; whoever encodes it finds out
 
 
 @dataclass(frozen=True)
