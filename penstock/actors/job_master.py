@@ -23,6 +23,7 @@ import ray
 from penstock.actors.head_memory import HeadMemory
 from penstock.actors.ray_link import OUTCOMES
 from penstock.actors.raylet import end_with_raylet
+from penstock.host.carry.carrier import Carrier
 from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.job_runner import JobRunner
 from penstock.host.carry.notes import Notes
@@ -107,8 +108,8 @@ class JobMaster:
         self._runner.report(worker, incarnation, number, item)
 
 
-class _RayCarrier:
-    """Gives a JobRunner Ray's part of a job: nodes, actors, and notes that outlive the JobMaster. See Carrier."""
+class _RayCarrier(Carrier):
+    """Gives a JobRunner Ray's part of a job: nodes, actors, and notes that outlive the JobMaster."""
 
     def __init__(self, plan: Plan, options: CarrierOptions) -> None:
         # Workers load this module too, to know the JobMaster by, but never plan.
@@ -196,22 +197,18 @@ class _RayCarrier:
         return nodes.workers, self._processes, self.placer
 
     def relays(self) -> RelayStarter | None:
-        """See Carrier."""
         return None if self._processes is None else self._processes.relays
 
     def waits_for(self) -> str:
-        """See Carrier."""
         return "nodes with room for its workers" if self._processes is None else self._processes.waits_for()
 
     def placement_status(self) -> PlacementStatus:
-        """See Carrier."""
         found = self.placer.status()
         if self._processes is None:  # nothing is reserved yet
             return found.changed(nodes=[], node_ids=[])
         return found.changed(machines=self._processes.nodes_status())
 
     def bridges(self) -> StartBridge | None:
-        """See Carrier."""
         if self._options.dual is None:
             return None
         from penstock.actors import spark_bridge  # loads pyarrow
@@ -219,7 +216,6 @@ class _RayCarrier:
         return spark_bridge.start
 
     def running(self, runner: JobRunner) -> None:
-        """See Carrier."""
         options = self._options
         if self._nodes.spans_machines():
             threading.Thread(target=self._tell_clocks, args=(runner,), name="penstock-clocks", daemon=True).start()
@@ -235,11 +231,9 @@ class _RayCarrier:
             threading.Thread(target=self._watch_traffic, args=arguments, name="penstock-traffic", daemon=True).start()
 
     def migrating(self) -> None:
-        """See Carrier."""
         self.placer.leave()
 
     def traffic(self) -> list[dict[str, Any]]:
-        """See Carrier."""
         if self._options.placement.period_s is None:
             raise JobError(
                 f"job {self._plan.name!r} does not measure its traffic; run it with replan_s=... (--replan on the "
@@ -292,11 +286,9 @@ class _RayCarrier:
                     return
 
     def driver_lives(self, driver: Driver) -> bool:
-        """See Carrier."""
         return _driver_lives(driver, self._node)
 
     def leave(self) -> None:
-        """See Carrier."""
         ray.kill(self._handle)
 
 

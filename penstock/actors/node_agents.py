@@ -19,7 +19,6 @@ from penstock.actors.raylet import end_with_raylet
 from penstock.host.process.control import End
 from penstock.host.process.network import Network
 from penstock.host.process.node_agent import NodeAgent, NodeLine, leave_process
-from penstock.host.process.watched_process import WatchedProcess
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError, first_line
 from penstock.runtime.status import MachineStatus
@@ -79,14 +78,8 @@ class NodeAgents:
         with self._lock:
             node = self._nodes.get(node_id)
             if node is None:
-                node = self._nodes[node_id] = _Node(self._job, self._network, node_id, name, self._node_lost)
+                node = self._nodes[node_id] = _Node(self._job, self._network, node_id, name, self.give_up)
         return node.line(timeout_s)
-
-    def process(self, node_id: str, pid: int, blackbox: str) -> WatchedProcess:
-        """Lets the agent of a node, which has a line, look after a worker's process."""
-        with self._lock:
-            node = self._nodes[node_id]
-        return node.line(0.0).process(pid, blackbox)
 
     def status(self) -> list[MachineStatus]:
         """Returns the state of each node by its heartbeats, also of nodes that are lost."""
@@ -110,10 +103,7 @@ class NodeAgents:
             node.close()
 
     def give_up(self, node_id: str, reason: str) -> None:
-        """Takes a node for lost, although its agent answers. Does nothing to a node that is lost already."""
-        self._node_lost(node_id, reason)
-
-    def _node_lost(self, node_id: str, reason: str) -> None:
+        """Takes a node for lost, even if its agent answers. Does nothing to a node that is lost already."""
         with self._lock:
             node = self._nodes.pop(node_id, None)
         if node is not None:

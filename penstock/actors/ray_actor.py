@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from penstock.host.carry.processes import ProcessDied
+from penstock.host.carry.processes import ProcessDied, WorkerHandle
 from penstock.host.process.watched_process import WatchedProcess
 from penstock.runtime.errors import first_line
 
@@ -19,8 +19,8 @@ def on_node(actor: type, node_id: str) -> Any:
     return ray.remote(actor).options(num_cpus=0, scheduling_strategy=where)
 
 
-class RayActor:
-    """An actor that is ready for its call of `run`. See WorkerHandle and RelayHandle."""
+class RayActor(WorkerHandle):
+    """An actor that is ready for its call of `run`: a worker, or a relay."""
 
     def __init__(self, actor: Any, info: dict[str, Any], process: WatchedProcess) -> None:
         self.info = info
@@ -42,7 +42,6 @@ class RayActor:
             raise ProcessDied(first_line(error)) from error
 
     def kill(self) -> None:
-        """See WorkerHandle."""
         self.process.kill()
 
     def lose(self, reason: str) -> None:

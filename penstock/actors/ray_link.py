@@ -13,20 +13,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from penstock.actors import cluster
-from penstock.host.carry.job_link import HostGone
-from penstock.host.carry.requests import (
-    Cancel,
-    LastStatus,
-    Lines,
-    Outcome,
-    Ping,
-    Records,
-    Release,
-    Request,
-    Savepoint,
-    Status,
-    Stop,
-)
+from penstock.host.carry import requests
+from penstock.host.carry.job_link import HostGone, JobLink
+from penstock.host.carry.requests import Request
 from penstock.host.decide.commands import JobEnd
 from penstock.host.process.hangs import SilenceDetector
 from penstock.host.process.linger import Driver
@@ -63,8 +52,8 @@ _PING_S = 2.0
 _SILENT_S = 2 * _PING_S
 
 
-class RayLink:
-    """See JobLink."""
+class RayLink(JobLink):
+    """The link of a Job to its JobMaster."""
 
     is_local = False
 
@@ -77,13 +66,12 @@ class RayLink:
         self._hang_timeout_s = hang_timeout_s
         context = ray.get_runtime_context()
         self.driver = Driver.here(context.get_node_id(), context.get_job_id())
-        self._outcome = handle.ask.options(concurrency_group=OUTCOMES).remote(Outcome(self.driver))
+        self._outcome = handle.ask.options(concurrency_group=OUTCOMES).remote(requests.Outcome(self.driver))
         self._answered = time.monotonic()
         self._asking: Any = None  # a call for a status that has not been answered yet
 
     @property
     def silent_s(self) -> float:
-        """See JobLink."""
         return time.monotonic() - self._answered
 
     def is_connected(self) -> bool:
@@ -92,28 +80,27 @@ class RayLink:
         return bool(ray.is_initialized())
 
     def ask(self, request: Request[T]) -> T:
-        """See JobLink."""
         answer: T = self._answer(request)
         return answer
 
     def _answer(self, request: Request[Any]) -> Any:
         match request:
-            case Outcome():
+            case requests.Outcome():
                 return self._watched(self._outcome, known=False)
-            case LastStatus() | Records(last=True):
+            case requests.LastStatus() | requests.Records(last=True):
                 return self._watched(self._call(request))
-            case Status():
+            case requests.Status():
                 return self._status()
-            case Stop() | Cancel():
+            case requests.Stop() | requests.Cancel():
                 return self._get(self._call(request), _PATIENCE_S)
-            case Records():
+            case requests.Records():
                 return self._get(self._call(request))
-            case Lines(timeout_s=waits_s):
+            case requests.Lines(timeout_s=waits_s):
                 # A JobMaster that hangs is killed, and the next one has more to print. So only the last request, after
                 # the job's end, has a time limit.
                 cluster.stop_at_exit()
                 return self._get(self._call(request), None if waits_s else _LAST_LINES_S)
-            case Release():
+            case requests.Release():
                 return self._release(request)
         return self._of_running_job(request)
 
@@ -126,7 +113,7 @@ class RayLink:
         if asked is not None and ray.wait([asked], timeout=0)[0]:
             asked = None  # its answer has come meanwhile, and is old by now
         patience_s = _PATIENCE_S if asked is None else _SILENT_PATIENCE_S
-        asked = asked or self._call(Status())
+        asked = asked or self._call(requests.Status())
         try:
             status = self._get(asked, patience_s)
         except TimeoutError:
@@ -138,7 +125,7 @@ class RayLink:
     def _of_running_job(self, request: Request[Any]) -> Any:
         """Returns the answer to a request that only a running job can fulfil, however long that takes. Where the host
         gives the request up after a time, a host that does not answer is not waited for either."""
-        limit_s = request.timeout_s if isinstance(request, Savepoint) else None
+        limit_s = request.timeout_s if isinstance(request, requests.Savepoint) else None
         try:
             return cluster.get(self._call(request), timeout=None if limit_s is None else limit_s + _ANSWER_S)
         except GetTimeoutError:
@@ -165,7 +152,7 @@ class RayLink:
             return JobEnd("FAILED")
         return end
 
-    def _release(self, request: Release) -> None:
+    def _release(self, request: requests.Release) -> None:
         """Waits a moment for the JobMaster to remove its epochs. A JobMaster that does not answer is watched until it
         does, so that it is killed if it hangs. One that dies meanwhile comes to the end of the job again before its
         next life answers."""
@@ -178,12 +165,10 @@ class RayLink:
             self._watched(call)
 
     def cause(self, error: BaseException) -> BaseException:
-        """See JobLink."""
         cluster.stop_at_exit()
         return error if isinstance(error, ClusterGone) else cluster.lost() or error.__cause__ or error
 
     def end_without_host(self, error: BaseException) -> JobEnd:
-        """See JobLink."""
         gone = self.cause(error)
         if isinstance(gone, ClusterGone):
             return JobEnd("FAILED", str(gone), kind="cluster")
@@ -251,7 +236,7 @@ class RayLink:
         return ray.get(call)
 
     def _ping(self) -> Any:
-        return self._call(Ping(self.driver))
+        return self._call(requests.Ping(self.driver))
 
 
 def why_it_died(reason: str, died: bool, silent_s: float, hang_timeout_s: float | None) -> str:

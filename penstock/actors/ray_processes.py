@@ -23,7 +23,7 @@ from penstock.actors.nodes import Nodes
 from penstock.actors.ray_actor import RayActor, on_node
 from penstock.actors.relays import RayRelays
 from penstock.actors.worker import Worker
-from penstock.host.carry.processes import CannotStart
+from penstock.host.carry.processes import CannotStart, Processes
 from penstock.host.process.machine import machine_id
 from penstock.host.process.node_agent import NodeLine
 from penstock.host.process.watched_process import ProcessHere, WatchedProcess
@@ -42,8 +42,8 @@ _AGENT_S = 20.0
 _SPARE_S = 5.0
 
 
-class RayProcesses:
-    """See Processes. `job`: the name of the job. `master`: the handle of the JobMaster's actor."""
+class RayProcesses(Processes):
+    """Starts workers as actors. `job`: the name of the job. `master`: the handle of the JobMaster's actor."""
 
     def __init__(
         self,
@@ -143,7 +143,6 @@ class RayProcesses:
             raise CannotStart(f"the spare process does not answer: {first_line(error)}", "died") from error
 
     def keep_spares(self, program: bytes) -> None:
-        """See Processes."""
         wanted = {self._nodes.node_id(worker) for worker in range(self._workers)}
         for node_id in wanted - self._spares.keys():
             spare = on_node(Worker, node_id).remote()
@@ -164,7 +163,6 @@ class RayProcesses:
                 ray.kill(spare)
 
     def spares(self) -> int:
-        """See Processes."""
         return len(self._spares)
 
     def _keep(self, worker: int, actor: Any) -> None:
@@ -255,7 +253,6 @@ class RayProcesses:
             self.relays.lose(node_id, reason)
 
     def give_up(self, machine: str, reason: str) -> None:
-        """See Processes."""
         with self._lock:
             nodes = {handle.info["node_id"] for handle in self._handles.values() if handle.info["machine"] == machine}
         assert self._agents is not None, "a job on one machine has no links that could be cut"
@@ -290,7 +287,6 @@ class RayProcesses:
         return [] if self._agents is None else self._agents.status()
 
     def clocks(self) -> dict[int, int]:
-        """See Processes."""
         if self._agents is None:
             return {}
         ahead_ns = self._agents.clocks()
@@ -329,7 +325,6 @@ class RayProcesses:
         )
 
     def close(self) -> None:
-        """See Processes."""
         with self._lock:
             self._closed = True
             actors = [*self._actors.values(), *self._spares.values()]

@@ -59,7 +59,6 @@ class RayRelays:
         self._ready: dict[int, RayActor] = {}
 
     def start_relay(self, number: int, node_id: str, deadline: float) -> RayActor:
-        """See RelayStarter."""
         actor = on_node(Relay, node_id).remote()
         with self._lock:
             self._actors[number] = actor
@@ -114,7 +113,6 @@ class _RayRelay(RayActor):
         self._killed = killed
 
     def kill(self) -> None:
-        """See RelayHandle."""
         self._killed()
         super().kill()
         ray.kill(self._actor)  # the process may have returned from its loop, and live

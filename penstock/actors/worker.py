@@ -57,11 +57,9 @@ class _RayReports:
         self._master = master
 
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> Any:
-        """See ReportSender."""
         return self._master.report.remote(worker, incarnation, number, item)
 
     def wait(self, reports: list[Any]) -> None:
-        """See ReportSender."""
         ray.get(reports)
 
 

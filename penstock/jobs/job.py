@@ -13,23 +13,9 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from penstock.host.carry import requests
 from penstock.host.carry.job_link import HostGone, JobLink
-from penstock.host.carry.requests import (
-    Cancel,
-    LastStatus,
-    Lines,
-    Migrate,
-    Outcome,
-    Records,
-    Release,
-    Request,
-    Rescale,
-    Savepoint,
-    Status,
-    Stop,
-    StopWithSavepoint,
-    Traffic,
-)
+from penstock.host.carry.requests import Request
 from penstock.host.decide.commands import JobEnd
 from penstock.host.decide.job_state import ENDED
 from penstock.host.process.collected import Encoded
@@ -187,7 +173,7 @@ class Job:
     def _ask_status(self) -> JobStatus:
         with self._asks:
             try:
-                return self._link.ask(Status())
+                return self._link.ask(requests.Status())
             except TimeoutError:
                 state = "UNKNOWN" if self._program is None else "STARTING"
                 last = self._last_status or JobStatus(name=self.name, state=state)
@@ -265,13 +251,9 @@ class Job:
         assert self._end is not None
         if self._end.state == "FAILED":
             message = f"job {self.name!r} failed: {self._end.error}"
-            if self._end.kind == "resources":
-                raise NotEnoughResources(message)
-            if self._end.kind == "store":
-                raise StoreError(message)
-            if self._end.kind == "cluster":
-                raise ClusterGone(message)
-            raise JobFailed(message, self._end.operator)
+            kinds = {"resources": NotEnoughResources, "store": StoreError, "cluster": ClusterGone}
+            kind = kinds.get(self._end.kind)
+            raise JobFailed(message, self._end.operator) if kind is None else kind(message)
 
     def _tell_of_late(self, status: JobStatus) -> None:
         """Warns once when records were dropped as late, because nothing else but a counter shows it."""
@@ -317,17 +299,17 @@ class Job:
         exactly. Waits until the savepoint is written and the job has ended, and returns the place. When the savepoint
         cannot be written, raises why, and the job goes on. When a process dies meanwhile, the stop is tried again."""
         if savepoint is None:
-            self._tell(Stop())
+            self._tell(requests.Stop())
             return None
         place = _place_of(savepoint, "stop: savepoint=")
-        self._ask(StopWithSavepoint(place))
+        self._ask(requests.StopWithSavepoint(place))
         self.wait(progress=False)  # the reply comes before the processes have ended
         return place
 
     def cancel(self) -> None:
         """End the job; records on their way are dropped. Returns at once; wait() returns when the job has ended."""
         self._cancelled = True
-        self._tell(Cancel())
+        self._tell(requests.Cancel())
 
     def plan(self) -> list[TaskStatus]:
         """Returns the tasks and the workers on which they run."""
@@ -341,7 +323,7 @@ class Job:
         the savepoint has waited for, such as a task that hangs or a store that does not answer. The job goes on."""
         limit_s = None if timeout_s is None else seconds(timeout_s, "savepoint: timeout_s")
         place = _place_of(url, "savepoint: ")
-        self._ask(Savepoint(place, limit_s))
+        self._ask(requests.Savepoint(place, limit_s))
         return place
 
     def records(self, operator: str) -> list[Any]:
@@ -358,7 +340,7 @@ class Job:
         An epoch is completed first. The operator's tasks and the tasks downstream go back to it, and repeat what they
         have done since; the upstream tasks continue. As few keys as possible are reassigned to another task.
         """
-        self._ask(Rescale(operator, whole(parallelism, f"rescale {operator!r}: parallelism")))
+        self._ask(requests.Rescale(operator, whole(parallelism, f"rescale {operator!r}: parallelism")))
 
     def migrate(self, tasks: Mapping[str, int]) -> None:
         """Move tasks (by their names in `status()["tasks"]`) to other workers, and wait until they run there.
@@ -369,13 +351,13 @@ class Job:
         if not isinstance(tasks, Mapping):
             raise FlowError(f"migrate: {shorten(tasks)} is no mapping; give the worker of each task, {{'count[0]': 1}}")
         wanted = {name: whole(worker, f"migrate: the worker of {name!r}", least=0) for name, worker in tasks.items()}
-        self._ask(Migrate(wanted))
+        self._ask(requests.Migrate(wanted))
 
     def traffic(self) -> list[dict[str, Any]]:
         """The measured load and traffic of each task, in a job that moves tasks by itself (`run(replan_s=)`): its name,
         the cores that it uses, its queued records, and the records and bytes a second that it sends to each other task.
         Figures are smoothed over half a period."""
-        return self._ask(Traffic())
+        return self._ask(requests.Traffic())
 
     def _ask(self, request: Request[T]) -> T:
         if self._over.is_set():
@@ -383,7 +365,7 @@ class Job:
             raise JobError(f"{self._end.words(self.name)}; {request.verb} needs a running job")
         return self._link.ask(request)
 
-    def _tell(self, request: Stop | Cancel) -> None:
+    def _tell(self, request: requests.Stop | requests.Cancel) -> None:
         if self._over.is_set():
             return
         try:
@@ -402,7 +384,7 @@ class Job:
         def fetch() -> list[Any]:
             if not self._over.is_set():
                 with suppress(HostGone, ClusterGone):
-                    return _decoded(self._link.ask(Records(channel)))
+                    return _decoded(self._link.ask(requests.Records(channel)))
                 self._over.wait()
             if channel not in self._records:
                 self._records[channel] = _decoded(self._collected[channel])
@@ -414,14 +396,14 @@ class Job:
         """Waits for the job's end, fetches the results from the job's host, and releases the host."""
         end: JobEnd | None = None
         try:
-            end = self._link.ask(Outcome(self._link.driver))
+            end = self._link.ask(requests.Outcome(self._link.driver))
             for channel in self._channels:
-                self._collected[channel] = self._link.ask(Records(channel, last=True))
-            self._keep_status(self._link.ask(LastStatus()))
+                self._collected[channel] = self._link.ask(requests.Records(channel, last=True))
+            self._keep_status(self._link.ask(requests.LastStatus()))
             self._drained.set()
             if self._console is not None:
                 self._console.join()  # it calls the host too, and it is to print before wait() returns
-            self._link.ask(Release(self._link.driver))
+            self._link.ask(requests.Release(self._link.driver))
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
             if end is not None:
                 missing = [channel for channel in self._channels if channel not in self._collected]
@@ -443,14 +425,14 @@ class Job:
             self._print_lines()
         finally:
             with suppress(Exception, SystemExit):  # the host has gone, or goes
-                self._link.ask(Lines(self._link.driver, None))  # sinks wait for this program no more
+                self._link.ask(requests.Lines(self._link.driver, None))  # sinks wait for this program no more
 
     def _print_lines(self) -> None:
         seen = 0
         while True:
             over = self._drained.is_set()
             try:
-                total, lines = self._link.ask(Lines(self._link.driver, seen, 0.0 if over else _LINES_S))
+                total, lines = self._link.ask(requests.Lines(self._link.driver, seen, 0.0 if over else _LINES_S))
             except (HostGone, TimeoutError, ClusterGone, SystemExit):
                 return
             if total - seen > len(lines):

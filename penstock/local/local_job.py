@@ -10,9 +10,11 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from penstock.host.carry.carrier import Carrier
 from penstock.host.carry.carrier_options import CarrierOptions
+from penstock.host.carry.job_link import JobLink
 from penstock.host.carry.job_runner import JobRunner
 from penstock.host.carry.notes import Notes
 from penstock.host.carry.requests import Request
@@ -25,22 +27,19 @@ from penstock.local.worker import NODE
 from penstock.runtime.errors import JobError, first_line
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import Program
-from penstock.runtime.status import PlacementStatus
 
 T = TypeVar("T")
 
 
-class LocalJob:
-    """The carrier of a JobRunner (see carrier.py), and the JobLink to it."""
+class LocalJob(Carrier, JobLink):
+    """The carrier of a JobRunner , and the JobLink to it."""
 
-    again = False  # a host that has died has taken the program with it
     is_local = True
     where = "processes of this program"
-    silent_s = 0.0
 
     def __init__(self, plan: Plan, options: CarrierOptions, program: Program, *, in_turn: bool = False) -> None:
         """`in_turn`: see LocalPlacing."""
-        self.notes = Notes(plan.name, NODE, _Memory())
+        self.notes = Notes(plan.name, NODE, {})
         self.host: object = self
         self._options = options
         self._in_turn = in_turn
@@ -59,49 +58,14 @@ class LocalJob:
     # --- the carrier -----------------------------------------------------------------------------------------
 
     def reserve(self, cancelled: Callable[[], bool], known: str = "") -> tuple[int, LocalProcesses, LocalPlacing]:
-        """See Carrier. There is nothing to reserve."""
         return self._options.workers, self._processes, LocalPlacing(self._options.workers, in_turn=self._in_turn)
 
-    def relays(self) -> None:
-        """See Carrier. All workers share memory."""
-
-    def waits_for(self) -> str:
-        """See Carrier."""
-        return "its worker processes"
-
-    def placement_status(self) -> PlacementStatus:
-        """See Carrier."""
-        return PlacementStatus()
-
-    def bridges(self) -> None:
-        """See Carrier. There is no Spark in a local job."""
-
-    def running(self, runner: JobRunner) -> None:
-        """See Carrier."""
-
-    def migrating(self) -> None:
-        """See Carrier."""
-
-    def traffic(self) -> list[dict[str, Any]]:
-        """See Carrier."""
-        raise JobError("only jobs on Ray measure their traffic; run the job without local=True, and with replan_s=...")
-
-    def driver_lives(self, driver: Driver) -> bool:
-        """See Carrier."""
-        return driver.lives()
-
     def leave(self) -> None:
-        """See Carrier."""
         self._processes.close()
 
     # --- the link ----------------------------------------------------------------------------------------------
 
-    def is_connected(self) -> bool:
-        """See JobLink."""
-        return True
-
     def ask(self, request: Request[T]) -> T:
-        """See JobLink. The host is in this process, and keeps all limits itself."""
         if os.getpid() != self._process:  # a fork has none of the threads that would answer
             raise JobError(
                 f"this process was forked from process {self._process}, which runs the job: only that process can ask "
@@ -110,29 +74,5 @@ class LocalJob:
         answer: T = self._runner.ask(request)
         return answer
 
-    def cause(self, error: BaseException) -> BaseException:
-        """See JobLink."""
-        return error
-
     def end_without_host(self, error: BaseException) -> JobEnd:
-        """See JobLink."""
         return JobEnd("FAILED", f"its host failed: {first_line(error)}")
-
-
-class _Memory:
-    """Keeps notes for as long as the host lives, because the host is not started again."""
-
-    def __init__(self) -> None:
-        self._notes: dict[str, bytes] = {}
-
-    def get(self, key: str) -> bytes | None:
-        """See Memory."""
-        return self._notes.get(key)
-
-    def put(self, key: str, value: bytes) -> None:
-        """See Memory."""
-        self._notes[key] = value
-
-    def delete(self, key: str) -> None:
-        """See Memory."""
-        self._notes.pop(key, None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from penstock.host.decide.placing import Placing
 from penstock.placement.even import in_turn, over_workers
 from penstock.placement.shape import shape_of
 from penstock.runtime.program.plan import Plan
 
 
-class LocalPlacing:
+class LocalPlacing(Placing):
     """See Placing."""
 
     def __init__(self, workers: int, *, in_turn: bool) -> None:
@@ -18,7 +19,6 @@ class LocalPlacing:
         self._in_turn = in_turn
 
     def first(self, plan: Plan) -> dict[int, int]:
-        """See Placing."""
         workers = self._workers
         found = in_turn(len(plan.tasks), workers) if self._in_turn else over_workers(shape_of(plan), workers)
         return {task.number: worker for task, worker in zip(plan.tasks, found, strict=True)}
@@ -33,17 +33,3 @@ class LocalPlacing:
                 placed[task.number] = worker
                 load[worker] += 1
         return placed
-
-    def stays(self, plan: Plan) -> dict[int, int]:
-        """See Placing. Nothing is reserved for tasks, so all of them may run everywhere."""
-        return {}
-
-    def known(self) -> str:
-        """See Placing. Nothing was measured."""
-        return ""
-
-    def moved(self, tasks: int) -> None:
-        """See Placing. Nothing depends on it."""
-
-    def forget(self) -> None:
-        """See Placing. Nothing was measured."""

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from penstock.host.carry.processes import CannotStart, ProcessDied
+from penstock.host.carry.processes import CannotStart, ProcessDied, Processes, WorkerHandle
 from penstock.host.process.control import ControlServer
 from penstock.host.process.reporting import Report
 from penstock.host.process.starter import started
@@ -39,7 +39,7 @@ _GONE_S = 5.0
 _SPARE_S = 60.0
 
 
-class LocalProcesses:
+class LocalProcesses(Processes):
     """Starts the workers of a local job; see the module's docstring."""
 
     def __init__(self, job: str, options: WorkerOptions, report: Callable[[int, int, int, Report], None]) -> None:
@@ -53,7 +53,6 @@ class LocalProcesses:
         self._spare: LocalWorker | None = None  # it is one of `_handles` too
 
     def start(self, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float) -> LocalWorker:
-        """See Processes."""
         with self._lock:
             spare, self._spare = self._spare, None
         if spare is not None and spare.is_stopped():  # it would not answer until somebody lets it go on
@@ -87,16 +86,7 @@ class LocalProcesses:
         with self._lock:
             self._spare = spare
 
-    def give_up(self, machine: str, reason: str) -> None:
-        """See Processes. There is no other machine than the program's own, which is never given up."""
-        raise AssertionError(f"a local job gives up machine {machine}: {reason}")
-
-    def clocks(self) -> dict[int, int]:
-        """See Processes. There is one clock."""
-        return {}
-
     def spares(self) -> int:
-        """See Processes."""
         return int(self._spare is not None)
 
     def close(self) -> None:
@@ -134,8 +124,8 @@ class LocalProcesses:
             return handle
 
 
-class LocalWorker:
-    """A child process; see WorkerHandle."""
+class LocalWorker(WorkerHandle):
+    """A child process."""
 
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._process = process
@@ -177,7 +167,6 @@ class LocalWorker:
         return answer
 
     def run(self) -> Outcome:
-        """See WorkerHandle."""
         try:
             send_frame(self._channel, b"run")
             if self._has_said_something():
@@ -204,7 +193,6 @@ class LocalWorker:
         return self._channel.fileno() in ready
 
     def kill(self) -> None:
-        """See WorkerHandle."""
         with suppress(OSError):
             self._process.kill()
 

@@ -83,10 +83,8 @@ class _Reports:
         self._client = ControlClient(end, "penstock-reports")
 
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> Any:
-        """See ReportSender."""
         return self._client.ask((worker, incarnation, number, item))
 
     def wait(self, reports: list[Future[Any]]) -> None:
-        """See ReportSender."""
         for report in reports:
             report.result()

@@ -39,10 +39,7 @@ class Carrier(_RayCarrier):
     def __init__(self, plan: Plan, options: CarrierOptions, handle: Any) -> None:
         self._plan, self._options, self._handle, self._node = plan, options, handle, "here"
         self.again = False
-        memory: dict[str, bytes] = {}
-        self.notes = Notes(
-            plan.name, "actor", SimpleNamespace(get=memory.get, put=memory.__setitem__, delete=memory.pop)
-        )
+        self.notes = Notes(plan.name, "actor", {})
 
     def reserve(self, cancelled: Callable[[], bool], known: str = "") -> Any:
         raise NotEnoughResources("there is no room")

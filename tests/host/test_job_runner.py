@@ -20,7 +20,6 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import NotEnoughResources
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.status import PlacementStatus
-from tests.host.test_notes import Dict
 
 LIMIT_S = 60.0
 
@@ -28,7 +27,7 @@ LIMIT_S = 60.0
 class Carrier:
     """A carrier whose job ends when it asks for room. `room`: it asks no further before this is set."""
 
-    def __init__(self, memory: Dict, again: bool) -> None:
+    def __init__(self, memory: dict[str, bytes], again: bool) -> None:
         self.again = again
         self.notes = Notes("job", "actor", memory)
         self.asked = False
@@ -64,7 +63,7 @@ def test_a_job_that_has_ended_is_not_begun_again(tmp_path: Path, monkeypatch: py
     """Another job may write into the folders of its sinks by now."""
     monkeypatch.setattr(linger, "_LINGER_S", 0.0)
     monkeypatch.setattr(linger, "_LOOK_S", 0.01)
-    memory = Dict()
+    memory: dict[str, bytes] = {}
     Notes("job", "actor", memory).note("ended")
     carrier = Carrier(memory, again=True)
     carrier.room.set()
@@ -75,7 +74,7 @@ def test_a_job_that_has_ended_is_not_begun_again(tmp_path: Path, monkeypatch: py
 
 
 def test_that_the_job_has_ended_is_noted_before_its_epochs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Dict()
+    memory: dict[str, bytes] = {}
     carrier = Carrier(memory, again=False)
     store = Store.open(str(tmp_path / "epochs"), "job")
     noted: list[bool] = []
@@ -97,7 +96,7 @@ def test_that_the_job_has_ended_is_noted_before_its_epochs_go(tmp_path: Path, mo
 
 def test_a_driver_is_not_released_before_the_end(tmp_path: Path) -> None:
     """A JobMaster that was started again comes to the end of the job first."""
-    carrier = Carrier(Dict(), again=False)
+    carrier = Carrier({}, again=False)
     runner = runner_of(carrier, tmp_path / "out")
     driver = Driver.here("node")
     runner.ask(Ping(driver))

@@ -10,17 +10,8 @@ from penstock.actors.head_memory import HeadMemory
 from penstock.host.carry.notes import Notes
 
 
-class Dict(dict[str, bytes]):
-    """Notes in this process."""
-
-    put = dict.__setitem__
-
-    def delete(self, key: str) -> None:
-        self.pop(key, None)
-
-
 def test_what_one_life_notes_the_next_ones_know() -> None:
-    memory = Dict()
+    memory: dict[str, bytes] = {}
     first, next_life = (Notes("job", "actor 1", memory) for _ in range(2))
     assert not next_life.noted("stop")
     first.note("stop")
@@ -32,7 +23,7 @@ def test_what_one_life_notes_the_next_ones_know() -> None:
 
 def test_another_actor_s_notes_on_a_job_of_that_name_do_not_count() -> None:
     """It was killed, or the program that it belonged to."""
-    memory = Dict()
+    memory: dict[str, bytes] = {}
     Notes("job", "actor 1", memory).note("epochs")
     later = Notes("job", "actor 2", memory)
     assert not later.noted("epochs")
@@ -53,7 +44,7 @@ def test_notes_are_with_the_head_of_the_cluster(cluster: str, fresh_name: Callab
 
 def test_that_a_job_has_ended_is_not_forgotten() -> None:
     """A JobMaster that is killed after it has deleted the job's epochs must not run the job anew in its next life."""
-    memory = Dict()
+    memory: dict[str, bytes] = {}
     first, next_life = (Notes("job", "actor 1", memory) for _ in range(2))
     first.note("epochs")
     first.note("ended")

@@ -410,7 +410,7 @@ def test_a_savepoint_of_a_job_that_does_not_start_is_given_up(
     place = tmp_path / "saved"
     job = ps.run(counting(fresh_name()), local=True, epoch_interval_s=0.1, checkpoints=tmp_path / "epochs")
     try:
-        said = given_up(job, place, lambda: not runner_of(job)._events.empty())
+        said = given_up(job, place, lambda: not runner_of(job)._events._events.empty())
         assert "It waits for the job to start. The status says: the job waits for its worker processes. The" in said
     finally:
         go.set()

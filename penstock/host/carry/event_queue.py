@@ -46,10 +46,6 @@ class EventQueue:
         except queue.Empty:
             return None
 
-    def empty(self) -> bool:
-        """Returns whether the supervising thread has taken all events."""
-        return self._events.empty()
-
     def finish(self, end: JobEnd) -> None:
         """Notes the job's end. Nobody takes events any more."""
         self.end = end

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.bridge.commands import SparkCommand
+from penstock.host.carry import requests
 from penstock.host.carry.carrier import Carrier
 from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.console import Console
@@ -26,23 +27,7 @@ from penstock.host.carry.links import AllWorkers
 from penstock.host.carry.opening import Opening, sinks_of
 from penstock.host.carry.pending_requests import PendingRequests
 from penstock.host.carry.relay_runner import RelayRunner
-from penstock.host.carry.requests import (
-    Cancel,
-    LastStatus,
-    Lines,
-    Migrate,
-    Outcome,
-    Ping,
-    Records,
-    Release,
-    Request,
-    Rescale,
-    Savepoint,
-    Status,
-    Stop,
-    StopWithSavepoint,
-    Traffic,
-)
+from penstock.host.carry.requests import Request
 from penstock.host.carry.savepoints import Savepoints
 from penstock.host.carry.spark_runner import SparkRunner
 from penstock.host.carry.store_runner import StoreCommand, StoreRunner
@@ -161,39 +146,39 @@ class JobRunner:
     def ask(self, request: Request[Any]) -> Any:
         """Returns the answer to a driver's request."""
         match request:
-            case Status():
+            case requests.Status():
                 return self.status()
-            case Ping(driver):
+            case requests.Ping(driver):
                 self._drivers.came(driver)
-            case Outcome(driver):
+            case requests.Outcome(driver):
                 self._drivers.came(driver)
                 self.ended.wait()
                 return self._events.end
-            case LastStatus():
+            case requests.LastStatus():
                 self.ended.wait()
                 return self._last_status
-            case Records(channel, last):
+            case requests.Records(channel, last):
                 if last:
                     self.ended.wait()
                 return self._collected.get(channel)
-            case Lines(driver, seen, timeout_s):
+            case requests.Lines(driver, seen, timeout_s):
                 return self._console.lines(driver, seen, timeout_s)
-            case Stop():
+            case requests.Stop():
                 self._stop()
-            case Cancel():
+            case requests.Cancel():
                 self._cancel()
-            case Savepoint(place, timeout_s):
+            case requests.Savepoint(place, timeout_s):
                 self._savepoints.make(place, timeout_s)
-            case StopWithSavepoint(place):
+            case requests.StopWithSavepoint(place):
                 self._savepoints.stop_with(place)
-            case Rescale(operator, parallelism):
+            case requests.Rescale(operator, parallelism):
                 self._requests.ask(lambda host, number: host.rescale(number, operator, parallelism, time.monotonic()))
-            case Migrate(tasks):
+            case requests.Migrate(tasks):
                 self._carrier.migrating()
                 self._requests.ask(lambda host, number: host.migrate(number, tasks, time.monotonic()))
-            case Traffic():
+            case requests.Traffic():
                 return self._carrier.traffic()
-            case Release(driver):
+            case requests.Release(driver):
                 self._release(driver)
         return None
 

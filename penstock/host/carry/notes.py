@@ -17,13 +17,13 @@ _FORGOTTEN: tuple[Note, ...] = ("epochs", "stop", "cancel")
 
 
 class Memory(Protocol):
-    """Where notes are kept. All methods may raise whatever goes wrong."""
+    """Where notes are kept, such as a dict. All methods may raise whatever goes wrong."""
 
-    def get(self, key: str) -> bytes | None: ...
+    def get(self, key: str, /) -> bytes | None: ...
 
-    def put(self, key: str, value: bytes) -> None: ...
+    def __setitem__(self, key: str, value: bytes, /) -> None: ...
 
-    def delete(self, key: str) -> None: ...
+    def pop(self, key: str, default: None, /) -> bytes | None: ...
 
 
 class Notes:
@@ -37,7 +37,7 @@ class Notes:
 
     def note(self, what: Note) -> None:
         """Makes a note. When this returns, later lives know it."""
-        self._memory.put(self._key(what), self._actor)
+        self._memory[self._key(what)] = self._actor
 
     def noted(self, what: Note) -> bool:
         """Whether this life or an earlier one has made this note."""
@@ -48,7 +48,7 @@ class Notes:
         has left, there is one, and it must not find that nothing was ever done. The next job of this name replaces the
         note."""
         for what in _FORGOTTEN:
-            self._memory.delete(self._key(what))
+            self._memory.pop(self._key(what), None)
 
     def _key(self, what: Note) -> str:
         return f"{self._job}/{what}"

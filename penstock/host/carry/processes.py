@@ -91,13 +91,13 @@ class Processes(Protocol):
 
     def give_up(self, machine: str, reason: str) -> None:
         """Takes all processes on a machine for dead, and ends them: `run` of each raises ProcessDied with the reason.
-        Their successors start elsewhere, if there is room."""
-        ...
+        Their successors start elsewhere, if there is room. Only a job with several machines gives one up."""
+        raise AssertionError(f"a job on one machine gives up machine {machine}: {reason}")
 
     def clocks(self) -> dict[int, int]:
         """Returns how far the clock of each worker's machine is ahead of this machine's, in ns, by worker. A worker
         that is missing is on this machine, or its clock is not known yet."""
-        ...
+        return {}
 
     def spares(self) -> int:
         """Returns the number of spare processes that are ready."""

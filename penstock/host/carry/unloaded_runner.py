@@ -11,18 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from penstock.host.carry.requests import (
-    Cancel,
-    LastStatus,
-    Lines,
-    Outcome,
-    Ping,
-    Records,
-    Release,
-    Request,
-    Status,
-    Stop,
-)
+from penstock.host.carry import requests
+from penstock.host.carry.requests import Request
 from penstock.host.decide.commands import JobEnd
 from penstock.host.process.linger import Driver, Drivers
 from penstock.runtime.errors import JobError, ProgramNotLoaded
@@ -50,21 +40,21 @@ class UnloadedRunner:
     def ask(self, request: Request[Any]) -> Any:
         """See JobRunner."""
         match request:
-            case Ping(driver):
+            case requests.Ping(driver):
                 self._drivers.came(driver)
                 return None
-            case Outcome(driver):
+            case requests.Outcome(driver):
                 self._drivers.came(driver)
                 return self._end
-            case Status() | LastStatus():
+            case requests.Status() | requests.LastStatus():
                 return JobStatus(name=self._name, state="FAILED", error=self._end.error)
-            case Stop() | Cancel():
+            case requests.Stop() | requests.Cancel():
                 return None
-            case Records():
+            case requests.Records():
                 return []
-            case Lines():
+            case requests.Lines():
                 return 0, []
-            case Release(driver):
+            case requests.Release(driver):
                 if self._drivers.has_all(driver):
                     self._drivers.wake()
                 return None
