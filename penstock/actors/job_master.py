@@ -197,7 +197,7 @@ class _RayCarrier(Carrier):
         return nodes.workers, self._processes, self.placer
 
     def relays(self) -> RelayStarter | None:
-        return None if self._processes is None else self._processes.relays
+        return self._processes if self._processes is not None and self._processes.has_relays else None
 
     def waits_for(self) -> str:
         return "nodes with room for its workers" if self._processes is None else self._processes.waits_for()

@@ -22,8 +22,10 @@ def on_node(actor: type, node_id: str) -> Any:
 class RayActor(WorkerHandle):
     """An actor that is ready for its call of `run`: a worker, or a relay."""
 
-    def __init__(self, actor: Any, info: dict[str, Any], process: WatchedProcess) -> None:
+    def __init__(self, actor: Any, info: dict[str, Any], process: WatchedProcess, *, stays: bool = False) -> None:
+        """`stays`: the process may live on after its call has returned."""
         self.info = info
+        self._stays = stays
         self.process = process
         self._actor = actor
         self._over = threading.Event()
@@ -43,6 +45,8 @@ class RayActor(WorkerHandle):
 
     def kill(self) -> None:
         self.process.kill()
+        if self._stays:
+            ray.kill(self._actor)
 
     def lose(self, reason: str) -> None:
         """Takes the process for dead, because its node is lost. Ray ends the process as soon as it can."""

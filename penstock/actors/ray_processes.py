@@ -1,4 +1,4 @@
-"""Runs the processes of a job's workers as Ray actors, on the nodes that were reserved for them.
+"""Runs the processes of a job's workers and relays as Ray actors, on the nodes that were reserved for them.
 
 On another machine than the JobMaster's, the agent of the node looks after a worker (actors/node_agents.py). When a node
 has been silent for the limit, its workers are dead to the job, whatever Ray still knows of them: `run` of each raises
@@ -21,9 +21,9 @@ from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorErr
 from penstock.actors.node_agents import NodeAgents, NotReached
 from penstock.actors.nodes import Nodes
 from penstock.actors.ray_actor import RayActor, on_node
-from penstock.actors.relays import RayRelays
+from penstock.actors.relays import Relay
 from penstock.actors.worker import Worker
-from penstock.host.carry.processes import CannotStart, Processes
+from penstock.host.carry.processes import CannotStart, Processes, RelayStarter
 from penstock.host.process.machine import machine_id
 from penstock.host.process.node_agent import NodeLine
 from penstock.host.process.watched_process import ProcessHere, WatchedProcess
@@ -42,8 +42,8 @@ _AGENT_S = 20.0
 _SPARE_S = 5.0
 
 
-class RayProcesses(Processes):
-    """Starts workers as actors. `job`: the name of the job. `master`: the handle of the JobMaster's actor."""
+class RayProcesses(Processes, RelayStarter):
+    """Starts the workers and relays of a job as actors. `master`: the handle of the JobMaster's actor."""
 
     def __init__(
         self,
@@ -63,20 +63,19 @@ class RayProcesses(Processes):
         self._options = options
         network = options.network
         self._agents = None if network is None else NodeAgents(job, network, self._node_lost)
-        #: What starts relays, if processes of the job may be on several machines. What a relay has given to a worker
-        #: must survive the relay, which holds for shared memory alone.
-        self.relays = (
-            None
-            if network is None or network.everywhere
-            else RayRelays(job, network, options.ring_bytes, self._watched, nodes.name)
-        )
-        self._handles: dict[int, RayActor] = {}  # of the present processes
+        #: Whether relays can be started: processes of the job may be on several machines. What a relay has given to a
+        #: worker must survive the relay, which holds for shared memory alone.
+        self.has_relays = network is not None and not network.everywhere
+        self._job = job
+        self._handles: dict[int, RayActor] = {}  # of the present processes of workers
+        self._relays: dict[int, RayActor] = {}
         self._start_timeout_s = start_timeout_s
         self._hang_timeout_s = hang_timeout_s
         self._machine = machine_id()
         self._lock = threading.Lock()
         self._closed = False
         self._actors: dict[int, Any] = {}
+        self._relay_actors: list[Any] = []
         self._starting: dict[int, str] = {}  # by worker: the node on which its process starts
         self._spares: dict[str, Any] = {}  # actors that are no worker yet, by node id
         self._spares_failed = False
@@ -219,6 +218,29 @@ class RayProcesses(Processes):
             self._handles[worker] = handle
         return handle
 
+    def start_relay(self, number: int, node_id: str, deadline: float) -> RayActor:
+        network = self._options.network
+        actor = on_node(Relay, node_id).remote()
+        with self._lock:
+            self._relay_actors.append(actor)
+        try:
+            if self._closed:
+                raise RuntimeError("the job has ended")
+            info = _get(actor.prepare.remote(number, self._job, network, self._options.ring_bytes), deadline)
+            handle = RayActor(actor, info, self._watched(info, deadline), stays=True)
+        except Exception:
+            ray.kill(actor)
+            raise
+        with self._lock:
+            self._relays[number] = handle
+        return handle
+
+    def node_name(self, node_id: str) -> str:
+        return self._nodes.name(node_id)
+
+    def _all(self) -> list[RayActor]:
+        return [*self._handles.values(), *self._relays.values()]
+
     def _watched(self, info: dict[str, Any], deadline: float) -> WatchedProcess:
         if info["machine"] == self._machine:
             return ProcessHere(info["pid"], info["blackbox"])
@@ -239,7 +261,7 @@ class RayProcesses(Processes):
         """Takes all workers of a node for dead."""
         self._nodes.lose(node_id)
         with self._lock:
-            lost = [handle for handle in self._handles.values() if handle.info["node_id"] == node_id]
+            lost = [handle for handle in self._all() if handle.info["node_id"] == node_id]
             starting = [self._actors[worker] for worker, at in self._starting.items() if at == node_id]
             if (spare := self._spares.pop(node_id, None)) is not None:
                 starting.append(spare)
@@ -249,8 +271,6 @@ class RayProcesses(Processes):
             handle.lose(reason)
             # Where the node still answers, also a process ends that is stopped, for which Ray would wait.
             handle.kill()
-        if self.relays is not None:
-            self.relays.lose(node_id, reason)
 
     def give_up(self, machine: str, reason: str) -> None:
         with self._lock:
@@ -262,11 +282,9 @@ class RayProcesses(Processes):
     def kill_all(self) -> None:
         """Kills all present workers and relays, without Ray."""
         with self._lock:
-            handles = list(self._handles.values())
+            handles = self._all()
         for handle in handles:
-            handle.kill()
-        if self.relays is not None:
-            self.relays.kill_all()
+            handle.process.kill()
 
     def connect_nodes(self) -> dict[str, NodeLine]:
         """Starts the agents of all nodes on other machines. Returns the lines to them by node id. Raises NotReached,
@@ -327,11 +345,9 @@ class RayProcesses(Processes):
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            actors = [*self._actors.values(), *self._spares.values()]
+            actors = [*self._actors.values(), *self._spares.values(), *self._relay_actors]
         for actor in actors:
             ray.kill(actor)
-        if self.relays is not None:
-            self.relays.close()
         if self._agents is not None:
             self._agents.close()
         self._nodes.close()

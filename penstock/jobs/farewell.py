@@ -12,30 +12,16 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from penstock.runtime.status import JobStatus
+if TYPE_CHECKING:
+    from penstock.jobs.job import Job
 
-
-class _Running(Protocol):
-    """The part of a job that this module needs."""
-
-    name: str
-
-    def ends_unasked(self) -> bool:
-        """Whether the job runs, and this program has not cancelled it."""
-        ...
-
-    def status(self) -> JobStatus:
-        """The job's present status."""
-        ...
-
-
-_jobs: weakref.WeakSet[Any] = weakref.WeakSet()  # the jobs that end with this process
+_jobs: weakref.WeakSet[Job] = weakref.WeakSet()  # the jobs that end with this process
 _process: list[int] = []  # the id of this process, once it has jobs: they are not those of its forks
 
 
-def remember(job: _Running) -> None:
+def remember(job: Job) -> None:
     """Warn when this process ends before the job. To be called once for each job that is not detached."""
     if not _jobs:
         atexit.unregister(_at_exit)
@@ -50,7 +36,7 @@ def _at_exit() -> None:
     said(list(_jobs), lambda text: print(text, file=sys.stderr, flush=True))
 
 
-def said(jobs: Iterable[_Running], say: Callable[[str], None]) -> None:
+def said(jobs: Iterable[Job], say: Callable[[str], None]) -> None:
     """Warn about each of these jobs that still runs, with the number of records that it has read and written."""
     for job in jobs:
         with suppress(Exception):  # nothing may keep the program from ending

@@ -191,8 +191,7 @@ class Job:
         interrupts the wait, not a detached job. It also waits until sinks have finished their work in this process
         (`to_spark`). When that work fails, it raises JobError at once, and the job continues.
         """
-        limit_s = None if timeout_s is None else seconds(timeout_s, "wait: timeout_s")
-        deadline = None if limit_s is None else time.monotonic() + limit_s
+        limit_s, deadline = _limits(timeout_s, "wait: timeout_s")
         with Progress(self.name, shown=progress is not False, where=self._link.where) as shown:
             while not self._over.is_set():
                 if self._news.wait(shown.wait_s(deadline)):
@@ -230,8 +229,7 @@ class Job:
                 f"wait_for: {shorten(condition)} is no function; give one that gets a status, as in "
                 'job.wait_for(lambda status: status["records_written"] >= 100)'
             )
-        limit_s = None if timeout_s is None else seconds(timeout_s, "wait_for: timeout_s")
-        deadline = None if limit_s is None else time.monotonic() + limit_s
+        limit_s, deadline = _limits(timeout_s, "wait_for: timeout_s")
         while True:
             over = self._over.is_set()  # asked before the status, which is then the last one
             status = self.status()
@@ -321,7 +319,7 @@ class Job:
         The savepoint stays there whatever happens to the job. `penstock.run(flow, savepoint=...)` starts a job from
         it. After `timeout_s` seconds (or a timedelta) the savepoint is given up: raises TimeoutError, which says what
         the savepoint has waited for, such as a task that hangs or a store that does not answer. The job goes on."""
-        limit_s = None if timeout_s is None else seconds(timeout_s, "savepoint: timeout_s")
+        limit_s, _ = _limits(timeout_s, "savepoint: timeout_s")
         place = _place_of(url, "savepoint: ")
         self._ask(requests.Savepoint(place, limit_s))
         return place
@@ -453,6 +451,12 @@ class Job:
                     return
             if over:
                 return
+
+
+def _limits(timeout_s: float | timedelta | None, name: str) -> tuple[float | None, float | None]:
+    """Returns a time limit in seconds, and when it is over (of time.monotonic)."""
+    limit_s = None if timeout_s is None else seconds(timeout_s, name)
+    return limit_s, None if limit_s is None else time.monotonic() + limit_s
 
 
 def _place_of(url: Any, what: str) -> str:

@@ -16,13 +16,14 @@ import pytest
 
 import penstock as ps
 from penstock.host.carry import job_runner, store_runner
-from penstock.host.carry.pending_requests import PendingRequest
+from penstock.host.carry.savepoints import Savepoints
 from penstock.jobs import progress
 from penstock.local.local_job import LocalJob
 from penstock.runtime.epochs.files import LocalFiles
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.status import JobStatus
 from tests.e2e.processes import LIMIT_S, alive, wait_until
 from tests.local.workers import workers_here
 
@@ -124,16 +125,16 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runner, "_HOOK_S", 0.2)
 
 
-def says(job: ps.Job, words: str) -> dict[str, Any]:
+def says(job: ps.Job, words: str) -> JobStatus:
     """The first status whose `waits_for` matches these words."""
-    found: dict[str, Any] = {}
+    found: list[JobStatus] = []
 
     def said() -> bool:
-        found.update(job.status())
-        return re.match(words, found["waits_for"] or "") is not None
+        found[:] = [job.status()]
+        return re.match(words, found[0].waits_for or "") is not None
 
     wait_until(said, words)
-    return found
+    return found[0]
 
 
 @pytest.mark.parametrize("epoch_interval_s", [0.1, None], ids=["epochs", "no epochs"])
@@ -273,14 +274,15 @@ def waits_for_an_epoch(job: ps.Job) -> bool:
 
 def given_up(job: ps.Job, place: Path, when: Callable[[], object]) -> str:
     """What the error of a savepoint says whose time is over as soon as this holds."""
-    wait = PendingRequest.wait
+    begin = Savepoints._begin
 
-    def waited(*arguments: Any) -> bool:
+    def begun(*arguments: Any) -> Any:
+        place_answers = begin(*arguments)
         wait_until(when, "what the savepoint is to wait for")
-        return wait(*arguments)
+        return place_answers
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PendingRequest, "wait", waited)
+        patch.setattr(Savepoints, "_begin", begun)
         with pytest.raises(TimeoutError) as error:
             job.savepoint(place, timeout_s=0.01)
     said = str(error.value)

@@ -59,7 +59,6 @@ class EventQueue:
     def look(self, look: Callable[[JobHost], T], patience_s: float = math.inf) -> T:
         """Returns the result of `look`, which is called in the supervising thread. Raises JobError when the job has
         ended, and TimeoutError when that thread has not come to it within this time; it still does when it can."""
-        until = time.monotonic() + patience_s
         found: Future[T] = Future()
 
         def event(host: JobHost) -> list[HostCommand]:
@@ -70,9 +69,14 @@ class EventQueue:
             return []
 
         self.put(event)
-        while not wait([found], min(1.0, max(0.0, until - time.monotonic()))).done:
-            if self.ended.is_set() and not found.done():
+        return self.wait(found, time.monotonic() + patience_s)
+
+    def wait(self, answer: Future[T], deadline: float = math.inf) -> T:
+        """Waits for an answer of the JobHost. Raises JobError when the job has ended without it, and TimeoutError at
+        the deadline (of time.monotonic)."""
+        while not wait([answer], min(1.0, max(0.0, deadline - time.monotonic()))).done:
+            if self.ended.is_set() and not answer.done():
                 raise self.has_ended()
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 raise TimeoutError("the job's host is busy")
-        return found.result()
+        return answer.result()

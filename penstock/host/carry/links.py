@@ -79,13 +79,6 @@ class _Questions:
                 asked = self._open[type(question)] = (time.monotonic(), self._line.ask(question))
             return asked[1]
 
-    def tell(self, notice: object) -> None:
-        """Tells the worker something, unless the worker has not confirmed an earlier message of the same kind."""
-        with self._lock:
-            told = self._open.get(type(notice))
-            if told is None or told[1].done():
-                self._open[type(notice)] = (time.monotonic(), self._line.ask(notice))
-
     def waiting(self, kind: type) -> bool:
         """Whether there is a question of this kind without an answer."""
         with self._lock:
@@ -153,9 +146,9 @@ class AllWorkers:
         return answers
 
     def tell(self, notice: object) -> None:
-        """Tells this to each worker that is not silent. Waits for nothing."""
+        """Tells this to each worker that has confirmed the last message of this kind. Waits for nothing."""
         for questions in self._all():
-            questions.tell(notice)
+            questions.ask(notice)
 
     def standing_request(self, request: object) -> None:
         """Tell this to each worker until it has confirmed, also to workers that start later. Waits for nothing."""

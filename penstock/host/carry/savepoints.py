@@ -6,6 +6,7 @@ savepoint that is given up must leave the job as it was.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -49,15 +50,15 @@ class Savepoints:
     def make(self, url: str, timeout_s: float | None) -> None:
         """Returns when the savepoint is written. After `timeout_s` seconds it gives the savepoint up, and raises
         TimeoutError, which says what it has waited for."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._requests.open() as request:
-            number = request.number
+        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        with self._requests.open() as (number, reply):
             place_answers = self._begin(number, url, lambda host: host.savepoint(number, url, time.monotonic()))
-            if request.wait(deadline):
-                return
-            self._requests.give_up(number)
-            if request.wait(deadline):  # it has come just now
-                return
+            try:
+                return self._events.wait(reply, deadline)
+            except TimeoutError:
+                self._requests.give_up(number)
+                if reply.done():  # it has come just now, or is this error
+                    return reply.result()
             place = filesystems.named(url)
             waited_for = self._given_up(number, place) if place_answers.is_set() else f"an answer of {place}"
         raise TimeoutError(
@@ -68,11 +69,10 @@ class Savepoints:
     def stop_with(self, url: str) -> None:
         """Returns when the savepoint is written and the job is about to end. A driver may call this again when the host
         of the job has died since."""
-        with self._requests.open() as request:
-            number = request.number
+        with self._requests.open() as (number, reply):
             self._begin(number, url, lambda host: host.stop_with_savepoint(number, url, time.monotonic()))
             try:
-                request.wait()
+                self._events.wait(reply)
             except JobError:
                 host = self._host()  # an earlier call may have ended the job, and its driver may not have heard of it
                 if not (self._events.ended.is_set() and host is not None and host.has_stopped_with(url)):
