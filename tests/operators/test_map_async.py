@@ -495,12 +495,12 @@ def test_calls_that_keep_their_threads_are_told(caplog: pytest.LogCaptureFixture
     finally:
         late.end()
     told = [record.getMessage() for record in caplog.records if "in time" in record.getMessage()]
-    assert [said.partition(" in time")[0] for said in told] == [
-        f"operator 'calls', task 0: {calls} not ended" for calls in ("1 call has", "2 calls have", "4 calls have")
+    assert [said.partition(", and")[0] for said in told] == [
+        f"operator 'calls', task 0: calls that have not ended in time so far: {calls}" for calls in (1, 2, 4)
     ]
-    assert "and 4 of them are still under way" in told[-1]
+    assert "and 4 of them still go on" in told[-1]
     assert "Give what the function waits for a timeout of its own" in told[-1]
-    assert "5 calls had not ended when the task did, and are left to themselves" in caplog.text
+    assert "calls that had not ended when the task did, and are left to themselves: 5." in caplog.text
 
 
 def test_a_function_that_never_returns_does_not_use_up_the_threads() -> None:
@@ -1099,7 +1099,7 @@ def test_closing_does_not_wait_for_calls_that_hang(how: str, caplog: pytest.LogC
         loop.join(10)
         assert time.monotonic() - at < 4
         assert ("holds up its asyncio loop" in caplog.text) == (how == "blocked")
-        told = "operator 'map_async', task 0: 1 call had not ended when the task did, and is left to itself"
+        told = "task 0: calls that had not ended when the task did, and are left to themselves: 1."
         assert (told in caplog.text) == (how in ("stubborn", "thread"))
         assert ("must not catch asyncio.CancelledError" in caplog.text) == (how == "stubborn")
         assert ("Give what the function waits for a timeout" in caplog.text) == (how == "thread")

@@ -166,6 +166,7 @@ def duration_ms(duration: float | timedelta, what: str, least: int = 1) -> int:
     else:
         raise FlowError(f"{what}: {duration!r}; give seconds or a timedelta")
     # 1.001 s times 1000 is not quite 1001.
-    if not (ms < TIME_MAX and (whole := round(ms)) >= least and abs(ms - whole) <= 1e-9 * max(1, whole)):
-        raise FlowError(f"{what}: {duration!r}; it must be whole milliseconds, at least {least}")
+    if not (ms < TIME_MAX and (whole := round(ms)) >= least and abs(ms - whole) <= 1e-9 * max(1, abs(whole))):
+        bound = "" if least == -TIME_MAX else f", at least {least}"
+        raise FlowError(f"{what}: {duration!r}; it must be whole milliseconds{bound}")
     return whole

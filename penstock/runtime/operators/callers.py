@@ -170,14 +170,11 @@ class Caller(ABC):
     def _warn_of_calls_left(self, calls: int, remedy: str) -> None:
         """Says how many calls are still under way when the task has ended."""
         if calls:
-            has, themselves = ("is", "itself") if calls == 1 else ("are", "themselves")
             logger.warning(
-                "operator %r, task %d: %s had not ended when the task did, and %s left to %s. %s",
+                "operator %r, task %d: calls that had not ended when the task did, and are left to themselves: %d. %s",
                 self._name,
                 self.task,
-                _calls(calls),
-                has,
-                themselves,
+                calls,
                 remedy,
             )
 
@@ -217,16 +214,14 @@ class LoopCaller(Caller):
         super().__init__(function, name, wake)
         self._begun: deque[list[Attempt]] = deque()
         self._starting = False  # whether the loop was told of what is in `_begun`
-        self._loop: CallLoop | None = None
+        self._loop = CallLoop(name)
         self._tasks: set[asyncio.Task[Any]] = set()  # only the loop's thread uses it
 
     def open(self) -> None:
-        self._loop = CallLoop(self._name)
         # In the loop: what the user opens may belong to the loop that runs then.
         self._loop.submit(_called(self._function.open)).result()
 
     def begin(self, attempts: list[Attempt]) -> None:
-        assert self._loop is not None
         self.running += len(attempts)
         self._begun.append(attempts)
         if not self._starting:
@@ -234,7 +229,6 @@ class LoopCaller(Caller):
             self._loop.call_soon(self._start)
 
     def _start(self) -> None:
-        assert self._loop is not None
         self._starting = False  # before the attempts are taken: for what comes now it is called again
         self._loop.watch(self.timeout_s, lambda: self.running + self.late > 0)
         while self._begun:
@@ -253,17 +247,15 @@ class LoopCaller(Caller):
 
     def _tell(self) -> None:
         # At the end of this round of the loop, so that one wake-up is enough for all calls that end in it.
-        assert self._loop is not None
         self._loop.loop.call_soon(self._wake)
 
     def stood_still(self) -> float:
-        return 0.0 if self._loop is None or self.timeout_s is None else self._loop.stood_still(self.timeout_s)
+        return 0.0 if self.timeout_s is None else self._loop.stood_still(self.timeout_s)
 
     def where(self, attempt: Attempt) -> FrameType | None:
         return None if attempt.place is None else _awaiting_frame(attempt.place)
 
     def _give_up(self, attempt: Attempt) -> None:
-        assert self._loop is not None
         self._loop.call_soon(self._cancel_late, attempt)
 
     def _cancel_late(self, attempt: Attempt) -> None:
@@ -273,8 +265,6 @@ class LoopCaller(Caller):
         attempt.place.cancel()
 
     def close(self) -> None:
-        if self._loop is None:
-            return
         with self._lock:
             self._closed = True
         try:
@@ -294,7 +284,6 @@ class LoopCaller(Caller):
             self._end_calls()
 
     def _end_calls(self) -> None:
-        assert self._loop is not None
         self._loop.end()
 
 
@@ -377,14 +366,13 @@ class ThreadCaller(Caller):
         self._abandoned += 1
         if self._abandoned & (self._abandoned - 1) == 0:
             logger.warning(
-                "operator %r, task %d: %s not ended in time so far, and %d of them %s still under way. A thread "
-                "cannot be ended from outside, so each keeps its thread until its function returns, and others take "
-                "their places. %s",
+                "operator %r, task %d: calls that have not ended in time so far: %d, and %d of them still go on. "
+                "A thread cannot be ended from outside, so each keeps its thread until its function returns, and "
+                "others take their places. %s",
                 self._name,
                 self.task,
-                f"{_calls(self._abandoned)} {'has' if self._abandoned == 1 else 'have'}",
+                self._abandoned,
                 len(self._given_up),
-                "is" if len(self._given_up) == 1 else "are",
                 _RETURN_BY_ITSELF,
             )
 
@@ -418,10 +406,6 @@ def _refuse_coroutine(returned: Any, method: str) -> None:
         raise TypeError(
             f"{method} is an async function, and the function itself is none; make both plain or both async"
         )
-
-
-def _calls(number: int) -> str:
-    return "1 call" if number == 1 else f"{number:,} calls"
 
 
 def _awaiting_frame(task: asyncio.Task[Any]) -> FrameType | None:

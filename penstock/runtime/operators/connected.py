@@ -41,6 +41,10 @@ class Connected(Processing):
         self.broadcast = self.shares = broadcast
         self.second = second
         self.batch_size = None if batch_size is None else whole(batch_size, "process_batches: batch_size")
+        if broadcast:
+            self.methods = ("process" if batch_size is None else "process_batch", "process_broadcast")
+        else:
+            self.methods = ("process1", "process2")
         super().__init__(process, **common)
 
     def _check(self, process: Any) -> None:
@@ -66,25 +70,10 @@ class Connected(Processing):
                 f"{what}: the second input {'goes to all tasks' if self.broadcast else 'is keyed'}, so process() takes "
                 f"a penstock.{base.__name__}; {type(process).__name__} is none"
             )
-        if self.broadcast:
-            if self.batch_size is None:
-                self._check_method(process, ProcessFunction, "process", "(self, ctx, key, record)")
-            else:
-                self._check_method(process, BroadcastProcessFunction, "process_batch", "(self, ctx, records)")
-            self._check_method(process, BroadcastProcessFunction, "process_broadcast", "(self, ctx, record)")
-        else:
-            self._check_method(process, CoProcessFunction, "process1", "(self, ctx, key, record)")
-            self._check_method(process, CoProcessFunction, "process2", "(self, ctx, key, record)")
+        self._check_methods(process)
 
     def functions(self, process: Any) -> tuple[Callable[..., Any], ...]:
-        if isinstance(process, BroadcastProcessFunction):
-            if self.batch_size is not None:
-                return process.process_batch, process.process_broadcast
-            return process.process, process.process_broadcast
-        if isinstance(process, CoProcessFunction):
-            return process.process1, process.process2
-        assert self.second is not None
-        return process, self.second
+        return super().functions(process) if self.second is None else (process, self.second)
 
     def stage(self, context: StageContext) -> Stage:
         return _BroadcastStage(context, self) if self.broadcast else ProcessStage(context, self)

@@ -24,7 +24,7 @@ from datetime import timedelta
 from typing import Any, Literal, get_args
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.event_time.watermark import IDLE, as_ms, duration_ms, held_back
+from penstock.runtime.event_time.watermark import IDLE, TIME_MAX, as_ms, duration_ms, held_back
 from penstock.runtime.event_time.windows import GRAIN_MOST
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.operators.late import LATE, EventTimeStage
@@ -86,8 +86,8 @@ class IntervalJoin(_Join):
         **common: Any,
     ) -> None:
         super().__init__(times, how, fn, **common)
-        self.lower = _signed_ms(lower, f"interval_join {self.name!r}: lower_s")
-        self.upper = _signed_ms(upper, f"interval_join {self.name!r}: upper_s")
+        self.lower = duration_ms(lower, f"interval_join {self.name!r}: lower_s", least=-TIME_MAX)
+        self.upper = duration_ms(upper, f"interval_join {self.name!r}: upper_s", least=-TIME_MAX)
         if self.lower > self.upper:
             raise FlowError(
                 f"interval_join {self.name!r}: lower_s={self.lower / 1000:g} is above upper_s={self.upper / 1000:g}, "
@@ -113,15 +113,6 @@ class TemporalJoin(_Join):
 
     def stage(self, context: StageContext) -> Stage:
         return _TemporalJoining(context, self)
-
-
-def _signed_ms(duration: float | timedelta, what: str) -> int:
-    """Returns a duration that may be negative in whole milliseconds."""
-    if isinstance(duration, timedelta):
-        return -duration_ms(-duration, what) if duration < timedelta(0) else duration_ms(duration, what, least=0)
-    if isinstance(duration, int | float) and not isinstance(duration, bool) and duration < 0:
-        return -duration_ms(-duration, what)
-    return duration_ms(duration, what, least=0)
 
 
 class _Side(NestedMap):

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import timedelta
+from inspect import signature
 from itertools import islice
 from operator import length_hint
 from typing import Any
@@ -48,6 +49,7 @@ class Processing(Operator):
     kind = "process"
     keyed = True
     why_not_in_spark = "its state and timers are the function's own"
+    methods: tuple[str, ...] = ("process",)  # of a ProcessFunction, for each input the one that takes its records
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class Processing(Operator):
                 raise FlowError(f"process {self.name!r} needs a ProcessFunction, got {called(process)}")
             check_function(process, f"process {self.name!r}", ("ctx", "key", "record"), yields=True)
             return
-        self._check_method(process, ProcessFunction, "process", "(self, ctx, key, record)")
+        self._check_methods(process)
         if isinstance(process, CoProcessFunction | BroadcastProcessFunction):
             base = CoProcessFunction if isinstance(process, CoProcessFunction) else BroadcastProcessFunction
             raise FlowError(
@@ -91,13 +93,18 @@ class Processing(Operator):
                 "a.connect(b).process(...)"
             )
 
-    def _check_method(self, process: ProcessFunction, base: type[ProcessFunction], method: str, takes: str) -> None:
-        if getattr(type(process), method) is getattr(base, method):
-            raise FlowError(f"{self.kind} {self.name!r}: {type(process).__name__} has no method {method}{takes}")
+    def _check_methods(self, process: ProcessFunction) -> None:
+        for method in self.methods:
+            function = getattr(type(process), method)
+            if function.__module__ == ProcessFunction.__module__:  # the user's class has not replaced it
+                takes = ", ".join(signature(function).parameters)
+                raise FlowError(f"{self.kind} {self.name!r}: {type(process).__name__} has no method {method}({takes})")
 
     def functions(self, process: Any) -> tuple[Callable[..., Any], ...]:
         """Returns for each input the function to call for its records. `process` is the task's own copy."""
-        return (process.process if isinstance(process, ProcessFunction) else process,)
+        if isinstance(process, ProcessFunction):
+            return tuple(getattr(process, method) for method in self.methods)
+        return (process,)
 
     def stage(self, context: StageContext) -> Stage:
         return ProcessStage(context, self)
