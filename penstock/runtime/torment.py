@@ -155,11 +155,10 @@ class _Harness:
         self._interleave = interleave
         self._comparing = comparing
         self._flows = {chained: _flow(build, list(self._inputs), chained) for chained in (True, False)}
-        self._plain = _Way(tasks=tasks[0])
 
     def check(self, runs: int, seed: int) -> list[Any]:
         """Makes the plain run and all others. Returns the results of the plain run."""
-        results = self._run(self._plain)
+        results = self._run(_Way(tasks=self._tasks[0]))
         wrong = self._comparing.begin(results)
         if wrong is not None:
             raise AssertionError(f"torment(): {wrong}\nThis is the plain run: records one by one, and nothing fails.")
@@ -169,23 +168,18 @@ class _Harness:
                 way = replace(way, interleaved=False)
             if not self._interleave:  # what is on its way could overtake
                 way = replace(way, crowded=False)
-            problem = self._problem(way)
-            if problem is not None:
-                what, error = problem
+            failed: Exception | None = None
+            try:
+                wrong = self._comparing.compare(self._run(way))
+            except Exception as error:  # users' functions decide what they raise
+                failed = error
+                wrong = f"the plain run has ended well, and this one has failed: {describe(error)}"
+            if wrong is not None:
                 raise AssertionError(
-                    f"torment(): {what}\nThe run with seed {each} has: {way.words()}."
+                    f"torment(): {wrong}\nThe run with seed {each} has: {way.words()}."
                     f"\nRepeat this run with torment(..., runs=1, seed={each})."
-                ) from error
+                ) from failed
         return results
-
-    def _problem(self, way: _Way) -> tuple[str, Exception | None] | None:
-        """Returns the problem of a run; None: nothing."""
-        try:
-            results = self._run(way)
-        except Exception as error:  # users' functions decide what they raise
-            return f"the plain run has ended well, and this one has failed: {describe(error)}", error
-        wrong = self._comparing.compare(results)
-        return None if wrong is None else (wrong, None)
 
     def _run(self, way: _Way) -> list[Any]:
         # A function may change the records that it gets, so each run has copies.

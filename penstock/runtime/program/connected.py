@@ -14,21 +14,16 @@ from penstock.runtime.exchange import grouping
 from penstock.runtime.mistakes import called, checks_options, no_method
 from penstock.runtime.operators.connected import Connected
 from penstock.runtime.operators.process import ProcessFunction
-from penstock.runtime.program.flow import KeyedStream, Options, Stream, warned_of_event_timers
+from penstock.runtime.program.flow import K_co, KeyedStream, Options, Stream, T_co, warned_of_event_timers
 from penstock.runtime.records.userfunc import check_picklable
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
     from typing_extensions import Unpack
 
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar as WithDefault
-
-    K_co = WithDefault("K_co", covariant=True, default=Any)
-    T_co = WithDefault("T_co", covariant=True, default=Any)
     V_co = WithDefault("V_co", covariant=True, default=Any)
 else:
-    K_co, T_co, V_co = (TypeVar(name, covariant=True) for name in ("K_co", "T_co", "V_co"))
+    V_co = TypeVar("V_co", covariant=True)
 
 
 @checks_options

@@ -1344,17 +1344,7 @@ if TYPE_CHECKING:
             self, value: Selector | None = None, **options: Unpack[Options]
         ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any, int]]: ...
 
-        def min(
-            self, value: Selector | None = None, **options: Unpack[Options]
-        ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any, int]]: ...
-
-        def max(
-            self, value: Selector | None = None, **options: Unpack[Options]
-        ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any, int]]: ...
-
-        def mean(
-            self, value: Selector | None = None, **options: Unpack[Options]
-        ) -> Stream[tuple[K_co, Bound_co, Bound_co, Any, int]]: ...
+        min = max = mean = sum
 
         def agg(
             self,

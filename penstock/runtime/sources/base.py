@@ -138,8 +138,18 @@ class SequentialReader(Reader):
     """A reader that reads its splits one after the other: `_split` is the present one, and `_waiting` are the next
     ones. It names the present one in `split` whenever it hands out records."""
 
-    _waiting: deque[Split]
-    _split: Split | None
+    def __init__(self, splits: list[Split]) -> None:
+        self._waiting = deque(splits)
+        self._split: Split | None = None
+        self._offsets: dict[str, Any] = {split.name: split.offset for split in splits}
+        self.finished = not splits
+
+    def offsets(self) -> dict[str, Any]:
+        return dict(self._offsets)
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self.finished = True
 
     def has_ended(self, split: str) -> bool:
         present = self._split

@@ -6,7 +6,6 @@ of a file than one block and the records made from it.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -136,19 +135,16 @@ class LineReader(SequentialReader):
     def __init__(
         self, splits: list[Split], context: SourceContext, decode: Decoder | None, max_line: int, source: str
     ) -> None:
+        super().__init__(splits)
         self._context = context
         self._decode = decode
         self._max_line = max_line
         self._source = source
-        self._waiting = deque(splits)
-        self._offsets: dict[str, Any] = {split.name: split.offset for split in splits}
-        self._split: Split | None = None
         self._blocks: LineBlocks | None = None
         self._block: Block | None = None
         self._before = b""  # the last bytes before the block
         self._next = 0  # the first record of the block not handed out
         self._lines_read = self._bytes_read = 0  # of whole blocks
-        self.finished = not splits
 
     def read(self, limit: int) -> list[Any]:
         while not self.finished:
@@ -240,7 +236,7 @@ class LineReader(SequentialReader):
     def offsets(self) -> dict[str, Any]:
         if self._split is not None and self._block is not None:
             self._offsets[self._split.name] = self._offset_after(self._block, self._next)
-        return dict(self._offsets)
+        return super().offsets()
 
     def _offset_after(self, block: Block, count: int) -> Any:
         """Returns the offset after the first records of a block."""
@@ -257,8 +253,7 @@ class LineReader(SequentialReader):
         self.offsets()  # which must still be right afterwards
         self._close_file()
         self._block = None
-        self._waiting.clear()
-        self.finished = True
+        super().close()
 
 
 def _bytes_left(split: Split, offset: int | None) -> float:

@@ -5,7 +5,6 @@ It must never look at the user's iterable a second time: what it held at constru
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -64,11 +63,8 @@ class Memory(Source[T_co]):
 
 class _MemoryReader(SequentialReader):
     def __init__(self, records: list[Any], splits: list[Split]) -> None:
+        super().__init__([split.at(split.payload[0]) if split.offset is None else split for split in splits])
         self._records = records
-        self._waiting = deque(splits)
-        self._split = None
-        self._offsets = {s.name: s.payload[0] if s.offset is None else s.offset for s in splits}
-        self.finished = not splits
 
     def read(self, limit: int) -> list[Any]:
         while self._waiting:
@@ -87,10 +83,3 @@ class _MemoryReader(SequentialReader):
 
     def backlog(self) -> int:
         return sum(split.payload[1] - self._offsets[split.name] for split in tuple(self._waiting))
-
-    def offsets(self) -> dict[str, Any]:
-        return dict(self._offsets)
-
-    def close(self) -> None:
-        self._waiting.clear()
-        self.finished = True

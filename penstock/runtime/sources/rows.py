@@ -5,7 +5,6 @@ It must never hold more than one record batch and the rows made from it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -48,16 +47,13 @@ class RowReader(SequentialReader):
         batches: Callable[[Split], Iterator[pa.RecordBatch]],
         rows: Callable[[Split], int] | None = None,
     ) -> None:
+        super().__init__(splits)
         self._open = batches
         self._rows_of = rows
-        self._waiting = deque(splits)
-        self._offsets: dict[str, Any] = {split.name: split.offset for split in splits}
-        self._split: Split | None = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._skip = 0
         self._rows: list[Any] = []
         self._next = 0
-        self.finished = not splits
 
     def read(self, limit: int) -> list[Any]:
         while not self.finished:
@@ -98,13 +94,9 @@ class RowReader(SequentialReader):
         splits = [*tuple(self._waiting), *([] if split is None else [split])]
         return sum(max(0, rows_of(one) - (self._offsets[one.name] or 0)) for one in splits)
 
-    def offsets(self) -> dict[str, Any]:
-        return dict(self._offsets)
-
     def close(self) -> None:
+        super().close()
         if isinstance(self._batches, Generator):
             self._batches.close()
         self._batches = iter(())
         self._rows = []
-        self._waiting.clear()
-        self.finished = True

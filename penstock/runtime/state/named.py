@@ -113,7 +113,18 @@ class _Kept:
 
 
 class _State:
-    """The common part of states of all kinds."""
+    """The common part of states of all kinds, which belong to the present key."""
+
+    def __init__(self, kept: _Kept, key: Callable[[], Any]) -> None:
+        self._kept, self._key = kept, key
+
+    def clear(self) -> None:
+        """Removes all that is kept for the key."""
+        self._kept.clear(self._key())
+
+
+class _NoMap(_State):
+    """A state that is no map, and says so to a call of a map's method."""
 
     def __getattr__(self, name: str) -> Any:
         raise no_method(self, name, _OF_OTHERS)
@@ -126,11 +137,8 @@ _OF_OTHERS = {
 }
 
 
-class ValueState(_State):
+class ValueState(_NoMap):
     """One value of the present key."""
-
-    def __init__(self, kept: _Kept, key: Callable[[], Any]) -> None:
-        self._kept, self._key = kept, key
 
     def get(self, default: Any = None) -> Any:
         """Returns the value, or `default` when there is none."""
@@ -142,16 +150,9 @@ class ValueState(_State):
         """Sets the value."""
         self._kept.set(self._key(), _WHOLE, value)
 
-    def clear(self) -> None:
-        """Removes the value."""
-        self._kept.clear(self._key())
 
-
-class ListState(_State):
+class ListState(_NoMap):
     """A list of the present key. Appending costs the same however long the list is."""
-
-    def __init__(self, kept: _Kept, key: Callable[[], Any]) -> None:
-        self._kept, self._key = kept, key
 
     def append(self, *values: Any) -> None:
         """Adds values at the end."""
@@ -173,10 +174,6 @@ class ListState(_State):
         self._kept.clear(self._key())
         self.append(*values)
 
-    def clear(self) -> None:
-        """Removes all values."""
-        self._kept.clear(self._key())
-
     def __len__(self) -> int:
         return len(self._kept.of(self._key()))
 
@@ -184,11 +181,8 @@ class ListState(_State):
         return iter(self.get())
 
 
-class MapState(MutableMapping[Any, Any]):
+class MapState(_State, MutableMapping[Any, Any]):
     """A map of the present key, which is used like a dict."""
-
-    def __init__(self, kept: _Kept, key: Callable[[], Any]) -> None:
-        self._kept, self._key = kept, key
 
     def __getitem__(self, part: Any) -> Any:
         key = self._key()
@@ -211,10 +205,6 @@ class MapState(MutableMapping[Any, Any]):
 
     def __len__(self) -> int:
         return len(self._kept.of(self._key()))
-
-    def clear(self) -> None:
-        """Removes all entries of the key."""
-        self._kept.clear(self._key())
 
 
 _KINDS = {"value": ValueState, "list": ListState, "map": MapState}

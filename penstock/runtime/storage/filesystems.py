@@ -205,25 +205,11 @@ def _open_s3(url: str, below: str, place: str, look: bool, attempts: int) -> Rem
     return Remote(system, _join(root, below), place)
 
 
-_S3_OPTIONS = frozenset(
-    (
-        "region",
-        "scheme",
-        "endpoint_override",
-        "session_token",
-        "role_arn",
-        "session_name",
-        "external_id",
-        "tls_ca_file_path",
-    )
+_S3_OPTIONS = (
+    *("region", "scheme", "endpoint_override", "session_token"),
+    *("role_arn", "session_name", "external_id", "tls_ca_file_path"),
 )
-_S3_MORE = (
-    "anonymous",
-    "attempts",
-    "connect_timeout",
-    "force_virtual_addressing",
-    "request_timeout",
-)
+_S3_MORE = ("anonymous", "attempts", "connect_timeout", "force_virtual_addressing", "request_timeout")
 
 
 def _number(place: str, name: str, value: str) -> float:
