@@ -34,9 +34,10 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.records.batch import Batch, KeyedBatch
@@ -247,6 +248,10 @@ def _crash_of(story: str, loop: int) -> Crash | None:
     return Crash(said[1].strip() + line, in_loop, thread[2] if thread else "")
 
 
+#: An operator, the digest of a record, and its place.
+_Spot = tuple[int, int, RecordPlace]
+_Fact = TypeVar("_Fact")
+
 #: After this many epochs without a death, a task is no longer suspect. One epoch is not enough, because the record may
 #: not have come yet.
 CALM_EPOCHS = 10
@@ -264,7 +269,7 @@ class RecordByRecordMode(NamedTuple):
     why: at one place, by (operator, digest, place), or wherever they come, by (operator, digest)."""
 
     epochs: int = CALM_EPOCHS
-    places: dict[tuple[int, int, RecordPlace], str] = {}  # noqa: RUF012 - never written to
+    places: dict[_Spot, str] = {}  # noqa: RUF012 - never written to
     values: dict[tuple[int, int], str] = {}  # noqa: RUF012
 
 
@@ -333,40 +338,34 @@ def digest_of(batch: Batch) -> int:
 
 
 @dataclass
-class _Guilt:
-    """The deaths of a worker while one record was at hand."""
-
-    crashes: int = 0
-    outside: int = 0  # since an epoch was completed
-    why: str | None = None  # why the record is poison, if it is
-
-
-@dataclass
 class _Doubt:
     """The facts from the deaths of a worker while one task was running."""
 
     deaths: int = 0
     epochs_left: int = CALM_EPOCHS
-    places: dict[tuple[int, int, RecordPlace], _Guilt] = field(default_factory=dict)
-    crashes: dict[tuple[int, int], int] = field(default_factory=dict)  # by (operator, digest), at all places
-    proven: set[tuple[int, int]] = field(default_factory=set)  # poison at some place, as crashes alone have proved
-    values: dict[tuple[int, int], str] = field(default_factory=dict)  # poison at every place
+    crashes: Counter[_Spot] = field(default_factory=Counter)
+    outside: Counter[_Spot] = field(default_factory=Counter)  # since an epoch was completed
+    equals: Counter[tuple[int, int]] = field(default_factory=Counter)  # crashes by (operator, digest), at all places
+    places: dict[_Spot, str] = field(default_factory=dict)  # poison at one place, and why
+    values: dict[tuple[int, int], str] = field(default_factory=dict)  # poison at every place, and why
 
     def went_back(self, note: Note) -> None:
-        """Renumbers the places of records, because the task continues from the epoch from which `note.later` is
-        counted. Places whose new number is unknown are forgotten."""
+        """Renumbers the places of records from the same origin, because the task continues from the epoch from which
+        `note.later` is counted. Other places are forgotten."""
         place, later = note.place, note.later
         if place.epoch == later.epoch:
             return
         fewer = place.sequence - later.sequence
-        places = {}
-        for (operator, digest, at), guilt in self.places.items():
-            if at.epoch == place.epoch and at.origin == place.origin and at.sequence >= fewer:
-                moved = RecordPlace(later.epoch, at.origin, at.sequence - fewer, at.nth)
-                places[operator, digest, moved] = guilt
-            elif at.epoch == later.epoch:
-                places[operator, digest, at] = guilt
-        self.places = places
+
+        def moved(counts: Mapping[_Spot, _Fact]) -> dict[_Spot, _Fact]:
+            return {
+                (operator, digest, RecordPlace(later.epoch, at.origin, at.sequence - fewer, at.nth)): fact
+                for (operator, digest, at), fact in counts.items()
+                if at.epoch == place.epoch and at.origin == place.origin and at.sequence >= fewer
+            }
+
+        self.crashes, self.outside = Counter(moved(self.crashes)), Counter(moved(self.outside))
+        self.places = moved(self.places)
 
 
 class Suspects:
@@ -374,11 +373,10 @@ class Suspects:
     to them.
 
     A record is poison at its place when it was at hand at `attempts` crashes. Two deaths from outside, without a
-    complete epoch since, count as much as one crash. When crashes alone have proved that a record is poison, equal
-    records are poison at their places after one crash. When a record was at hand at two crashes more than `attempts`,
-    at whatever places, it is poison at every place: there may be many equal records, and their places may change. So
-    records of one value can cause at most `attempts` + 2 deaths, after the two deaths that put their task into
-    record-by-record mode.
+    complete epoch since, count as much as one crash. When records of one value were at hand at two crashes more than
+    `attempts`, at whatever places, they are poison at every place: there may be many equal records, and their places
+    may change. So records of one value can cause at most `attempts` + 2 crashes, after the two deaths that put their
+    task into record-by-record mode.
     """
 
     def __init__(self, attempts: int) -> None:
@@ -388,11 +386,7 @@ class Suspects:
     def modes(self) -> dict[int, RecordByRecordMode]:
         """Returns the tasks that must run record by record, and how each of them does."""
         return {
-            task: RecordByRecordMode(
-                doubt.epochs_left,
-                {key: guilt.why for key, guilt in doubt.places.items() if guilt.why is not None},
-                dict(doubt.values),
-            )
+            task: RecordByRecordMode(doubt.epochs_left, dict(doubt.places), dict(doubt.values))
             for task, doubt in self._doubts.items()
             if doubt.deaths >= 2
         }
@@ -403,11 +397,9 @@ class Suspects:
             doubt.epochs_left -= 1
             if not doubt.epochs_left:
                 del self._doubts[task]
-                continue
             # The job makes progress, so deaths from outside do not add up over its life. Crashes may still come.
-            doubt.places = {key: guilt for key, guilt in doubt.places.items() if guilt.crashes}
-            for guilt in doubt.places.values():
-                guilt.outside = 0
+            doubt.outside.clear()
+            doubt.places = {spot: why for spot, why in doubt.places.items() if doubt.crashes[spot]}
 
     def died(self, note: Note | None, crash: Crash | None = None) -> None:
         """Notes that a worker has died while it was doing this. Without a crash, a signal from outside or the lack of
@@ -416,38 +408,34 @@ class Suspects:
             return
         doubt = self._doubts.setdefault(note.task, _Doubt())
         doubt.deaths += 1
-        doubt.epochs_left = PROVEN_EPOCHS if doubt.proven or doubt.values else CALM_EPOCHS
-        if not note.digest:
-            return
-        value = (note.operator, note.digest)
-        guilt = doubt.places.setdefault((*value, note.place), _Guilt())
-        doubt.went_back(note)
-        if crash is None or not crash.in_loop:
-            guilt.outside += 1
-        else:
-            guilt.crashes += 1
-            doubt.crashes[value] = doubt.crashes.get(value, 0) + 1
-        if guilt.crashes >= self._attempts:
-            doubt.proven.add(value)
-            doubt.epochs_left = PROVEN_EPOCHS
-        if 2 * guilt.crashes + guilt.outside >= 2 * self._attempts or (guilt.crashes and value in doubt.proven):
-            guilt.why = _reason(guilt.crashes, guilt.outside, crash)
-        if doubt.crashes.get(value, 0) >= self._attempts + 2:
-            doubt.values[value] = _reason(doubt.crashes[value], 0, crash)
-            doubt.epochs_left = PROVEN_EPOCHS
+        if note.digest:
+            value = note.operator, note.digest
+            doubt.went_back(note)
+            spot = (*value, note.later)
+            if crash is None or not crash.in_loop:
+                doubt.outside[spot] += 1
+            else:
+                doubt.crashes[spot] += 1
+                doubt.equals[value] += 1
+            crashes, outside = doubt.crashes[spot], doubt.outside[spot]
+            last = "" if crash is None else f"; the last time: {crash.what}"
+            if 2 * crashes + outside >= 2 * self._attempts:
+                doubt.places[spot] = (
+                    f"this record has killed the worker's process {_times(crashes + outside)} while this operator had "
+                    f"it, {_times(outside)} of these by a signal from outside or for want of memory{last}"
+                    if outside
+                    else _CRASHED.format(_times(crashes)) + last
+                )
+            if doubt.equals[value] >= self._attempts + 2:
+                doubt.values[value] = _CRASHED.format(_times(doubt.equals[value])) + last
+        doubt.epochs_left = PROVEN_EPOCHS if doubt.values or doubt.places else CALM_EPOCHS
 
     def forget(self) -> None:
         """Forgets everything, because the plan has changed and tasks have other numbers."""
         self._doubts.clear()
 
 
-def _reason(crashes: int, outside: int, crash: Crash | None) -> str:
-    last = "" if crash is None else f"; the last time: {crash.what}"
-    if not outside:
-        return f"this record has killed the worker's process {_times(crashes)} while this operator had it{last}"
-    others = f"{_times(outside)} by a signal from outside or for want of memory, with no epoch complete between"
-    own = f", and {_times(crashes)} by a crash" if crashes else ""
-    return f"the worker's process has died while this operator had this record: {others}{own}{last}"
+_CRASHED = "this record has killed the worker's process {} while this operator had it"
 
 
 def _times(count: int) -> str:
