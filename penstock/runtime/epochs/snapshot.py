@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from itertools import chain as one_after_the_other
 from itertools import islice
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -82,11 +82,8 @@ Bytes: TypeAlias = Buffer | Iterator[Buffer]
 CheckKeys: TypeAlias = Callable[[str, Iterable[Any]], None]
 
 
-class _Segments(Protocol):
-    """Takes the encoded parts of a snapshot, one after the other: a list, or what writes them away at once."""
-
-    def append(self, data: Buffer, /) -> None: ...
-
+#: Takes the encoded parts of a snapshot, one after the other.
+_Put: TypeAlias = Callable[[Buffer], object]
 
 # The result of a compaction is in memory up to this many bytes, and then in a file without a name.
 _SPOOL_BYTES = 8 << 20
@@ -154,7 +151,7 @@ def begin_snapshot(states: States, key_groups: int) -> Callable[[], list[Buffer]
             if state.own is not None:
                 own = state.own if isinstance(state.own, Future) else _pickled(state.own, name)
                 segments.append(b"")
-            maps = [_encode_map(name, title, delta, key_groups, segments) for title, delta in state.maps.items()]
+            maps = [_encode_map(name, title, delta, key_groups, segments.append) for title, delta in state.maps.items()]
         operators.append((name, counters, maps))
         owns.append((own, at))
 
@@ -171,39 +168,36 @@ def begin_snapshot(states: States, key_groups: int) -> Callable[[], list[Buffer]
     return rest
 
 
-def _encode_map(operator: str, title: str, delta: Delta | _Placed, key_groups: int, segments: _Segments) -> _Map:
+def _encode_map(operator: str, title: str, delta: Delta | _Placed, key_groups: int, put: _Put) -> _Map:
     if isinstance(delta, KeyedWhole):
         frames = _encode_or_say(operator, encode_map, delta.entries)
         if any(codec == PICKLE for codec, _ in frames):
             _check_keys(operator, list(delta.entries), key_groups)
-        return _Map(title, True, "", [_Chunk(_put(frame, segments), _NOTHING, _NOTHING) for frame in frames])
+        return _Map(title, True, "", [_Chunk(_put(frame, put), _NOTHING, _NOTHING) for frame in frames])
     if isinstance(delta, KeyedLog):
-        return _Map(title, False, delta.merge, _encode_log(delta, segments), size=delta.size)
+        chunks = [_Chunk(_put(keys, put), _put(partials, put), _NOTHING) for keys, partials in delta.chunks]
+        return _Map(title, False, delta.merge, chunks, size=delta.size)
     if isinstance(delta, KeyedValues):
         delta = _Placed(delta.known, delta.keys, _encode_or_say(operator, encode_values, delta.values))
     if isinstance(delta, _Placed):
-        chunks = _encode_lists(operator, delta.keys, [], [], key_groups, segments)
-        chunks += [_Chunk(_NOTHING, _put(frame, segments), _NOTHING) for frame in delta.values]
+        chunks = _encode_lists(operator, delta.keys, [], [], key_groups, put)
+        chunks += [_Chunk(_NOTHING, _put(frame, put), _NOTHING) for frame in delta.values]
         if delta.later is None:
             return _Map(title, False, "", chunks, delta.known, len(chunks))
-        later = _encode_map(operator, title, delta.later, key_groups, segments)
+        later = _encode_map(operator, title, delta.later, key_groups, put)
         return _Map(title, False, later.merge, chunks + later.chunks, delta.known, len(chunks), later.size)
-    lists = _encode_lists(operator, delta.keys, delta.values, delta.gone, key_groups, segments)
+    lists = _encode_lists(operator, delta.keys, delta.values, delta.gone, key_groups, put)
     return _Map(title, False, "", lists, size=delta.size)
 
 
-def _put(frame: Encoded, segments: _Segments) -> tuple[int, int]:
+def _put(frame: Encoded, put: _Put) -> tuple[int, int]:
     codec, data = frame
-    segments.append(data)
+    put(data)
     return codec, len(data)
 
 
-def _encode_log(log: KeyedLog, segments: _Segments) -> list[_Chunk]:
-    return [_Chunk(_put(keys, segments), _put(partials, segments), _NOTHING) for keys, partials in log.chunks]
-
-
 def _encode_lists(
-    operator: str, keys: list[Any], values: list[Any], gone: list[Any], key_groups: int, segments: _Segments
+    operator: str, keys: list[Any], values: list[Any], gone: list[Any], key_groups: int, put: _Put
 ) -> list[_Chunk]:
     """Encodes keys with their values, or without values, and keys that are gone."""
     chunks = []
@@ -211,9 +205,9 @@ def _encode_lists(
     try:
         for parts in encode_columns(keys, values) if values else encode_columns(keys):
             pickled |= parts[0][0] == PICKLE
-            places = [_put(part, segments) for part in parts]
+            places = [_put(part, put) for part in parts]
             chunks.append(_Chunk(places[0], places[1] if values else _NOTHING, _NOTHING))
-        chunks += [_Chunk(_NOTHING, _NOTHING, _put(parts[0], segments)) for parts in encode_columns(gone)]
+        chunks += [_Chunk(_NOTHING, _NOTHING, _put(parts[0], put)) for parts in encode_columns(gone)]
     except Exception as error:  # the user's classes decide what pickling them raises
         raise _unsaved_entry(operator, keys or gone, values or keys or gone, error) from error
     if pickled:
@@ -309,7 +303,6 @@ class _Reading:
             raise SnapshotDamaged(f"a snapshot has {self._taken + more:,} bytes, and its header says {self._taken:,}")
 
     def header(self) -> _Header:
-        """Reads the header, which comes first."""
         try:
             (size,) = _LENGTH.unpack(self.take(_LENGTH.size))
             return _decoder.decode(self.take(size))
@@ -477,7 +470,6 @@ class Chain:
         self.count += 1
 
     def states(self) -> dict[str, SavedState]:
-        """Returns the states, by operator."""
         if self.complete:
             for place in list(self.values):
                 with _naming(*place):
@@ -605,7 +597,6 @@ def _put_in(entries: dict[Any, Any], new: dict[Any, Any]) -> None:
 
 
 def _size(kept: _Map) -> int:
-    """Returns the number of bytes of a map's entries."""
     return sum(length for chunk in kept.chunks for _, length in (chunk.keys, chunk.values, chunk.gone))
 
 
@@ -614,18 +605,6 @@ def _lists(chunk: _Chunk, reading: _Reading) -> list[list[Any]]:
         decode(codec, reading.take(length), saved=True) if length else []
         for codec, length in (chunk.keys, chunk.values, chunk.gone)
     ]
-
-
-def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *columns: list[Any]) -> list[list[Any]]:
-    """Returns the values in the columns that belong to keys of these key groups."""
-    found: list[list[Any]] = [[] for _ in columns]
-    if not keys:
-        return found
-    for group, share in enumerate(partition(keys, columns, _each_group(key_groups), key_groups)):
-        if group in groups:
-            for column, part in zip(found, share[1:], strict=True):
-                column.extend(part)
-    return found
 
 
 def _those_of(
@@ -637,7 +616,9 @@ def _those_of(
     while some := dict(islice(items, _SOME)):
         places = list(some)
         keys = [key for key, _ in places] if nested else places
-        yield dict(zip(*_of_groups(groups, key_groups, keys, places, list(some.values())), strict=True))
+        shares = partition(keys, (places, list(some.values())), _each_group(key_groups), key_groups)
+        wanted = (zip(*share[1:], strict=True) for group, share in enumerate(shares) if group in groups)
+        yield dict(one_after_the_other.from_iterable(wanted))
 
 
 def compact(snapshots: Sequence[Buffer | Callable[[], Iterator[Buffer]]], key_groups: int) -> Iterator[Buffer]:
@@ -660,7 +641,7 @@ def compact(snapshots: Sequence[Buffer | Callable[[], Iterator[Buffer]]], key_gr
                 base = chain.bases.get((name, title))
                 if base is None:
                     delta = chain.delta((name, title), entries)
-                    maps.append(_encode_map(name, title, delta, key_groups, _Spooled(spool)))
+                    maps.append(_encode_map(name, title, delta, key_groups, spool.write))
                     continue
                 chunks = []
                 for codec, data in _merged(chain, (name, title), _frames(_opened(snapshots[base]), name, title)):
@@ -675,22 +656,11 @@ def compact(snapshots: Sequence[Buffer | Callable[[], Iterator[Buffer]]], key_gr
             yield piece
 
 
-class _Spooled:
-    """Writes segments to a file."""
-
-    def __init__(self, spool: IO[bytes]) -> None:
-        self._spool = spool
-
-    def append(self, data: Buffer, /) -> None:
-        self._spool.write(data)
-
-
 def _opened(snapshot: Buffer | Callable[[], Iterator[Buffer]]) -> Bytes:
     return snapshot() if callable(snapshot) else snapshot
 
 
 def _frames(snapshot: Bytes, operator: str, title: str) -> Iterator[tuple[int, Buffer]]:
-    """Yields the frames of a map that is whole in a snapshot."""
     reading = _Reading(snapshot)
     for found in reading.header().operators:
         reading.skip(found.own)
@@ -775,5 +745,4 @@ def worth_compacting(sizes: Sequence[int], run: int = 8) -> int | None:
 
 
 def names(operators: Iterable[str]) -> str:
-    """Lists names for a message."""
     return ", ".join(map(repr, operators)) or "none"

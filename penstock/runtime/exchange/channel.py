@@ -110,7 +110,6 @@ class OutChannel:
 
     @property
     def connected(self) -> bool:
-        """Whether its receiver is there."""
         return self.life.state is not _GONE and self.life.state is not _MOVED
 
     @property
@@ -119,7 +118,6 @@ class OutChannel:
         return self.life.state is not _CONNECTED and self.life.state is not _MEMBER
 
     def deliver_to(self, receiver: Receiver) -> None:
-        """Hands everything to this task from now on, which has just been built in this worker."""
         self.receiver = receiver
 
     def granted(self, granted: int) -> None:
@@ -152,7 +150,6 @@ class OutChannel:
         self.next = number
 
     def disconnect(self) -> None:
-        """Sends nothing any more, because the receiver goes back."""
         self.life.move("disconnect")
 
     def move(self, worker: int, *, local: bool) -> None:
@@ -181,7 +178,6 @@ class OutChannel:
         self.passed()
 
     def passed(self) -> None:
-        """Notes that the cursor has moved."""
         if self.next >= self.until and self.catching_up and self.connected:
             self.life.move("caught up")
 
@@ -239,7 +235,6 @@ class InChannel:
         return Turn.NOW
 
     def hold(self, number: int, arrival: Arrival) -> None:
-        """Keeps a message that came before its turn."""
         self.held[number] = arrival
 
     def release(self) -> Arrival | None:
@@ -251,13 +246,11 @@ class InChannel:
         return arrival
 
     def take(self, cost: int) -> None:
-        """Notes that the task has taken up a batch of this cost."""
         self._owed += cost
         if 2 * self._owed >= self._credit_window:
             self.grant()
 
     def grant(self) -> None:
-        """Grants the owed credit to the sender."""
         raise NotImplementedError
 
 

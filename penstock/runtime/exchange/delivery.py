@@ -92,7 +92,6 @@ class Delivery:
         self._ahead_ns: dict[int, int] = {}
 
     def add(self, receiver: Receiver, input_: RemoteInChannel) -> None:
-        """Delivers the messages of a channel to this task from now on."""
         input_.ahead_ns = self._ahead_ns.get(input_.worker, 0)
         self.inputs[input_.number] = receiver, input_
 
@@ -202,7 +201,6 @@ class Delivery:
             self.lost += lost
 
     def _unreadable(self, channel: int, error: CodecError) -> CodecError:
-        """Returns the error for a message of this channel that cannot be decoded."""
         sender, receiver = self._names(channel)
         return CodecError(f"task {receiver} cannot read what {sender} has sent: {error}")
 
@@ -222,7 +220,6 @@ class Delivery:
 
 
 def _give(receiver: Receiver, input_: InChannel, arrival: Arrival) -> None:
-    """Gives a task a message that has come for it."""
     kind, stamp, batch, cost = arrival
     if kind == DATA:
         assert batch is not None

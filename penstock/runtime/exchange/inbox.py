@@ -30,7 +30,6 @@ class Inbox:
         self._held: dict[int, deque[_Held]] = {}
 
     def put(self, channel: int, batch: Batch | Watermark, stamp: int, cost: int) -> None:
-        """Takes a batch or a watermark that has arrived in a channel."""
         held = self._held
         if held and channel in held:
             held[channel].append((batch, stamp, cost))
@@ -38,7 +37,6 @@ class Inbox:
             self.ready.append((channel, batch, stamp, cost))
 
     def put_barrier(self, channel: int, epoch: int) -> None:
-        """Takes a barrier."""
         held = self._held
         if channel in held:
             held[channel].append((None, epoch, 0))
@@ -50,7 +48,6 @@ class Inbox:
         held[channel] = deque()
 
     def put_end(self, channel: int) -> None:
-        """Takes the end of a channel."""
         if channel in self._held:
             self._held[channel].append((None, None, 0))
             return
@@ -65,7 +62,6 @@ class Inbox:
 
     @property
     def at_end(self) -> bool:
-        """Whether the inbox is empty and all channels have ended."""
         return not self.open and not self.ready
 
     def release(self) -> None:

@@ -176,15 +176,12 @@ class OutLog:
         self.queue.append((batch, stamp))
 
     def barrier(self, epoch: int) -> None:
-        """Adds a barrier to the queue."""
         self.queue.append((None, epoch))
 
     def watermark(self, value: int) -> None:
-        """Adds a watermark to the queue."""
         self.queue.append((Watermark(value), 0))
 
     def end(self) -> None:
-        """Adds the end of the stream to the queue."""
         self._ending = True
 
     def queued(self) -> int:
@@ -241,17 +238,20 @@ class OutLog:
 
     def _send_to_one(self, channel: OutChannel) -> bool:
         """Sends the entries of the log to its only channel. Returns whether the channel does not hold up the sender."""
-        life = channel.life
-        if life.state is not _CONNECTED and not channel.connected:
-            return channel.catching_up
         cache, transport = self.cache, self._transport
+        if channel.life.state is not _CONNECTED:
+            if channel.connected:
+                self._send_together([channel])
+                if not cache.keeps:
+                    cache.drop_before(channel.next)
+            return channel.next == cache.end or channel.catching_up
         times = transport.times
         while channel.next != cache.end:
             number = channel.next
             entry = cache.entries[number - cache.first]
             size = entry[3]  # a signal has none
             if size and channel.outstanding >= channel.credit_window:
-                return channel.catching_up
+                return False
             begun_ns = 0 if times is None or number & NOT_NOTED else times.clock()
             if channel.local:
                 if number == self._made_number:
@@ -263,22 +263,16 @@ class OutLog:
                         times.inside(begun_ns)
                 else:
                     self._hand_over([channel], number, entry)
-            elif life.state is _IN_PIECES:
-                if not self._send_pieces(channel, number, entry):
-                    self.stopped_by_room = True
-                    return channel.catching_up
             else:
                 marks = FIRST if number == channel.run_begins else 0
                 head = ADDRESS_OF_ONE.pack(1, marks, number & NUMBERS_MASK, channel.number, channel.generation)
                 if not transport.send(channel.worker, channel.task, (head, *cache.parts(entry))):
                     self.stopped_by_room = True
-                    return channel.catching_up
+                    return False
                 channel.outstanding += size
                 if begun_ns and times is not None:
                     times.sent(channel.number, channel.generation, number & NUMBERS_MASK, begun_ns)
             channel.next = number + 1
-            if life.state is not _CONNECTED:
-                channel.passed()
             if not cache.keeps:
                 cache.drop_before(number + 1)
         return True
@@ -309,7 +303,7 @@ class OutLog:
             self._all_sent = end
         elif not all(channel.catching_up for channel in waiting):
             return False
-        self._let_go()
+        self._made, self._made_number = None, -1
         return True
 
     def _send_by_stream(self, stream: LogStream) -> None:
@@ -366,7 +360,6 @@ class OutLog:
                     channel.passed()
 
     def _hand_over(self, channels: list[OutChannel], number: int, entry: Entry) -> None:
-        """Hands an entry to tasks of this worker."""
         kind, stamp = entry[:2]
         if kind != DATA:
             for channel in channels:
@@ -391,9 +384,6 @@ class OutLog:
             assert channel.receiver is not None
             channel.outstanding += cost
             channel.receiver.receive(channel.number, batch, stamp, cost)
-
-    def _let_go(self) -> None:
-        self._made, self._made_number = None, -1
 
     def _send_pieces(self, channel: OutChannel, number: int, entry: Entry) -> bool:
         """Sends an entry to a receiver that has moved, in pieces when it is too large for the receiver's new place.
@@ -423,7 +413,6 @@ class OutLog:
         return True
 
     def _pieces(self, batch: Batch, stamp: int, limit: int) -> Iterator[tuple[bytes, ...]]:
-        """Yields bodies of at most `limit` bytes for the records of a batch."""
         batch, parts = encode_body(batch, stamp, self.errors)
         size = sum(map(len, parts))
         if not batch:
@@ -439,7 +428,6 @@ class OutLog:
     # --- entries -------------------------------------------------------------------------------------------------
 
     def _make_entry(self) -> None:
-        """Makes an entry of the queue's head."""
         if not self.queue:
             self._ending, self.ended = False, True
             self.cache.append((END, 0, 0, 0, signal(END, 0)))

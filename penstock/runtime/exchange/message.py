@@ -73,7 +73,6 @@ class BadMessage(CodecError):
 
 
 def address(destinations: Sequence[Destination], number: int, marks: int = 0, piece: int = 0) -> bytes:
-    """Returns the address of a message."""
     fields = [field for destination in destinations for field in destination]
     head = _ADDRESS.pack(len(destinations), marks | piece << 8, number & NUMBERS_MASK)
     return head + struct.pack(f"<{len(fields)}I", *fields)
@@ -85,12 +84,10 @@ def pack_destinations(destinations: Sequence[Destination]) -> bytes:
 
 
 def packed_address(count: int, destinations: bytes, number: int, marks: int) -> bytes:
-    """Returns the address of a message to `count` destinations that were packed before."""
     return _ADDRESS.pack(count, marks, number) + destinations
 
 
 def signal(kind: int, stamp: int) -> bytes:
-    """Returns the body of a message without records."""
     return BODY.pack(kind, 0, 0, 0, stamp)
 
 

@@ -23,7 +23,6 @@ class AnswerTimes:
         self._way_known = True
 
     def submitted(self, now: int) -> None:
-        """Notes that a micro-batch leaves."""
         if not self._under_way:
             self._since = now
         self._under_way += 1

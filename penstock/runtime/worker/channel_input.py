@@ -42,22 +42,17 @@ class ChannelInput(TaskInput):
     # --- called by channels --------------------------------------------------------------------------------------
 
     def receive(self, channel: int, batch: Batch, stamp: int, cost: int) -> None:
-        """Takes a batch into the inbox. It uses `cost` bytes of the channel's credit window until it is taken up."""
         self.queued += len(batch)
         self.inbox.put(channel, batch, stamp, cost)
 
     def receive_barrier(self, channel: int, epoch: int) -> None:
-        """Takes a barrier. What follows it in this channel belongs to the next epoch."""
         self.inbox.put_barrier(channel, epoch)
 
     def receive_watermark(self, channel: int, value: int) -> None:
-        """Takes a watermark. What follows it in this channel is not earlier, or late; after IDLE it may have any
-        time."""
         if not self.had_ended:
             self.inbox.put(channel, Watermark(value), 0, 0)
 
     def receive_end(self, channel: int) -> None:
-        """Takes the end of this channel."""
         self.channels[channel].ended = True
         if self._event_time and not self.had_ended:
             self.inbox.put(channel, Watermark(END_OF_TIME), 0, 0)

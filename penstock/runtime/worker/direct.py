@@ -120,5 +120,4 @@ class Direct:
         return stages_due if due is None else due if stages_due is None else min(due, stages_due)
 
     def measure(self, records: int, elapsed_ns: int, *, more: bool) -> None:
-        """Adapts the size of steps."""
         self._input.size.measure(records, elapsed_ns, more)

@@ -79,7 +79,6 @@ class _UnderWay(Answer):
     since: int
 
     def done(self) -> bool:
-        """Whether the task can continue with it."""
         return self.answer is None or self.answer.done()
 
 
@@ -190,7 +189,6 @@ class Diverted:
         return self._task.life.state is TaskState.RETURNING
 
     def runnable(self) -> bool:
-        """Whether `begin` would do something."""
         if self._passage.held:
             return True
         if self._queue:

@@ -126,14 +126,14 @@ class RecentHistogram:
 
     def recent(self) -> Histogram:
         """Returns a copy of the recent counts."""
-        merged = Histogram()
-        merged.merge(self._last)
-        merged.merge(self._current)
-        return merged
+        return _sum(self._last, self._current)
 
     def whole(self) -> Histogram:
-        """Returns a copy of all counts since the start."""
-        merged = Histogram()
-        merged.merge(self.all)
-        merged.merge(self._current)
-        return merged
+        return _sum(self.all, self._current)
+
+
+def _sum(one: Histogram, other: Histogram) -> Histogram:
+    merged = Histogram()
+    merged.merge(one)
+    merged.merge(other)
+    return merged

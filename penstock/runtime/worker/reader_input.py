@@ -115,7 +115,6 @@ class ReaderInput(TaskInput):
 
     @property
     def is_aligned(self) -> bool:
-        """Whether it keeps within a drift of other sources."""
         return self._marking_stage is not None
 
     @property

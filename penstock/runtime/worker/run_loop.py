@@ -172,7 +172,6 @@ class RunLoop:
         return {task.task.number: reader.aligned_mark for task, reader in self._sources if reader.is_aligned}
 
     def align(self, least: int | None) -> None:
-        """Tells the sources how far all of them are."""
         for _, reader in self._sources:
             reader.align(least)
 
@@ -314,14 +313,12 @@ class RunLoop:
         box.rest()
 
     def _step_measured(self, task: Task) -> None:
-        """Gives a task one step, and measures the processor time that the step takes."""
         assert self.cpu is not None
         busy_ns, cpu_ns = task.busy_ns, self.cpu.clock()
         task.step()
         self.cpu.note(task, task.busy_ns - busy_ns, self.cpu.clock() - cpu_ns)
 
     def deliver(self, messages: Iterable[tuple[int, Buffer]]) -> None:
-        """Delivers messages of other workers, each with its sender."""
         self.wiring.delivery.deliver(messages)
 
     def _catch_up(self) -> None:

@@ -40,7 +40,6 @@ class SampleRequest:
     least: int
 
     def concerns(self, chain: int, operators: Iterable[str]) -> bool:
-        """Whether this request is for the tasks of this chain, with these operators."""
         return chain == self.chain and self.operators == tuple(operators)
 
 
@@ -53,7 +52,6 @@ class RecordSample:
     each_s: float = 0.0
 
     def records(self) -> list[Any]:
-        """Returns the records."""
         return [record for code, payload in self.pieces for record in decode(code, payload)]
 
 
@@ -100,7 +98,6 @@ class Sample:
             self.full = self._records >= SAMPLE_RECORDS
 
     def is_old(self, now_ns: int) -> bool:
-        """Whether the sample is to be dropped, because it is not taken."""
         return self.first_ns is not None and now_ns - self.first_ns > KEPT_NS
 
     def taken(self, least: int) -> RecordSample | None:

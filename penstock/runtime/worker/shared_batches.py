@@ -67,7 +67,6 @@ class SharedBatches:
             self._sent -= entries
 
     def came(self, channel: int, number: int, batch: Batch) -> None:
-        """Notes the copy that an entry has become."""
         if (channel, number) in self._sent:
             self.add(batch)
 
@@ -113,7 +112,6 @@ def _replace(stage: Stage, name: str, wrap: Callable[[Stage, Callable[..., Any]]
 
 
 def _constant(record: Any) -> bool:
-    """Whether nothing can change a record."""
     kind = type(record)
     return kind in _CONSTANTS or (kind is tuple and all(map(_constant, record)))
 

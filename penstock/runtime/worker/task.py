@@ -141,7 +141,6 @@ class Task:
         self._unflushed = False
 
     def connect(self) -> None:
-        """Completes the task when its inputs and outputs are there."""
         self.input.connect()
         self.outputs.connect()
         for stage in self.gathering:
@@ -150,7 +149,6 @@ class Task:
             self.pending.attach(self.clock, self._wake)
 
     def open(self) -> None:
-        """Opens the stages."""
         self.life.move("open")
         self.passage.open()
 
@@ -171,7 +169,6 @@ class Task:
 
     @property
     def opened(self) -> bool:
-        """Whether its operators were opened, and must be closed."""
         return self.life.state is not _MADE
 
     @property
@@ -181,7 +178,6 @@ class Task:
 
     @property
     def blocked(self) -> bool:
-        """Whether it has outputs that a channel cannot take now."""
         return bool(self.outputs.waiting)
 
     def runnable(self) -> bool:
@@ -309,7 +305,6 @@ class Task:
             self.park_at = epoch
 
     def save_whole(self) -> None:
-        """Makes the next snapshot whole, because an earlier one cannot be read."""
         self.whole_next = True
 
     def run_record_by_record(self, record_by_record: RecordByRecord) -> None:
@@ -318,7 +313,6 @@ class Task:
             self.passage.record_by_record = record_by_record
 
     def unpark(self) -> None:
-        """Lets the task continue, because it does not migrate."""
         self.life.move("unpark")
         self.park_at = None  # also when the barrier has not come yet
 

@@ -52,7 +52,6 @@ class TaskOutputs:
             outputs[outputs.index(instead_of)] = output
 
     def remove(self, logs: Iterable[OutLog]) -> None:
-        """Stops sending by these logs."""
         for log in logs:
             self.logs.remove(log)
 
@@ -129,7 +128,6 @@ class TaskOutputs:
         return self._flush(self.logs)
 
     def flush_combiners(self) -> None:
-        """Moves the records of combiners into the logs."""
         for outputs in self._outputs.values():
             for output in outputs:
                 output.flush()
@@ -155,13 +153,11 @@ class TaskOutputs:
             log.watermark(mark)
 
     def barrier(self, epoch: int) -> None:
-        """Passes a barrier on."""
         for log in self.logs:
             log.barrier(epoch)
         self.flush()
 
     def end(self) -> None:
-        """Says the end to all receivers."""
         for log in self.logs:
             log.end()
 

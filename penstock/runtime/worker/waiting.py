@@ -130,7 +130,6 @@ class WaitingRecords:
             seen.stopped_ns[chain] = stopped_before
 
     def keep(self, numbers: Container[int]) -> None:
-        """Forgets all tasks but these."""
         self._tasks = {number: seen for number, seen in self._tasks.items() if number in numbers}
         self._held_back = None
 
@@ -166,12 +165,10 @@ class WaitingRecords:
         return round(held_up + parts.get(chain, 0.0) * self.held_back(chain))
 
     def of_chain(self, chain: int) -> int:
-        """Returns how many records wait for a chain."""
         tasks = [seen for seen in self._tasks.values() if seen.chain == chain]
         return sum(seen.own + seen.under_way for seen in tasks) + self.held_back(chain)
 
     def _compute(self) -> dict[int, float]:
-        """The number of records that are held back for each chain."""
         found: dict[int, float] = {}
         by_chain: dict[int, list[_Seen]] = {}
         for seen in self._tasks.values():

@@ -129,7 +129,6 @@ class Wiring:
 
     @property
     def epochs(self) -> bool:
-        """Whether the job has epochs."""
         return self.output_caches is not None
 
     def mine(self, numbers: Iterable[int]) -> list[TaskId]:
@@ -141,7 +140,6 @@ class Wiring:
         return self._targets.get(channel)
 
     def _names(self, channel: int) -> tuple[str, str]:
-        """Returns the names of the tasks that a channel comes from and leads to."""
         plan = self.plan
         for exchange in plan.exchanges:
             sender, receiver = divmod(channel - exchange.first_channel, exchange.receivers)
@@ -347,7 +345,6 @@ class Wiring:
         return log
 
     def _clear(self, log: OutLog) -> None:
-        """Makes a log send nothing more."""
         log.cache.clear()
         stream = self._streams.pop(log, None)
         if stream is not None and self.root is not None:
