@@ -75,7 +75,7 @@ def stop_at_exit() -> None:
 
 
 # Ray's object store carries control messages only here; its default of 30 % of memory would be reserved in /dev/shm.
-_OBJECT_STORE_BYTES = 128 * 1024 * 1024
+OBJECT_STORE_BYTES = 128 * 1024 * 1024
 
 _NO_CLUSTER = (
     "no Ray cluster runs here that outlives this program; start one (ray start --head), set RAY_ADDRESS, or give "
@@ -193,7 +193,7 @@ def master_name(job: str) -> str:
 
 
 def connect(
-    address: str | None, cpus: int = 1, *, lasting: bool = False, store_bytes: int = _OBJECT_STORE_BYTES
+    address: str | None, cpus: int = 1, *, lasting: bool = False, store_bytes: int = OBJECT_STORE_BYTES
 ) -> None:
     """Makes sure that this process is connected to Ray.
 

@@ -180,16 +180,7 @@ class _RayCarrier(Carrier):
         worker = options.worker
         if nodes.spans_machines() or options.network.everywhere:
             worker = replace(worker, network=options.network.secured())
-        self._processes = RayProcesses(
-            self._plan.name,
-            nodes,
-            self._handle,
-            nodes.workers,
-            options.cpus_per_worker,
-            worker,
-            options.start_timeout_s,
-            options.hang_timeout_s,
-        )
+        self._processes = RayProcesses(self._plan.name, nodes, self._handle, replace(options, worker=worker))
         lines = self._processes.connect_nodes()
         if lines:
             store = None if options.store is None or options.store.remote else options.store.place

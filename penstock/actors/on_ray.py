@@ -43,12 +43,10 @@ def connect(
 ) -> None:
     """Connects to Ray. A cluster that is started for this program has room for the job, and for Spark's executors and
     micro-batches."""
-    cpus = math.ceil(workers * cpus_per_worker) + 1
-    if dual is None:
-        cluster.connect(address, cpus=cpus, lasting=detached)
-        return
-    cpus += dual.spark.executors * dual.spark.cores
-    cluster.connect(address, cpus=cpus, lasting=detached, store_bytes=_DUAL_STORE_BYTES)
+    cpus, store_bytes = math.ceil(workers * cpus_per_worker) + 1, cluster.OBJECT_STORE_BYTES
+    if dual is not None:
+        cpus, store_bytes = cpus + dual.spark.executors * dual.spark.cores, _DUAL_STORE_BYTES
+    cluster.connect(address, cpus=cpus, lasting=detached, store_bytes=store_bytes)
 
 
 def start(name: str, packed: bytes, options: CarrierOptions, detached: bool) -> RayLink:

@@ -172,9 +172,9 @@ class RayLink(JobLink):
         gone = self.cause(error)
         if isinstance(gone, ClusterGone):
             return JobEnd("FAILED", str(gone), kind="cluster")
-        end = JobEnd("FAILED", f"its JobMaster died: {self._why_it_died(error)}")
         self._release_room()
-        return end
+        why = why_it_died(first_line(error), isinstance(error, RayActorError), self.silent_s, self._hang_timeout_s)
+        return JobEnd("FAILED", f"its JobMaster died: {why}")
 
     def _get(self, call: Any, timeout: float | None = None) -> Any:
         try:
@@ -183,10 +183,6 @@ class RayLink(JobLink):
             raise TimeoutError(str(error)) from error
         except RayActorError as error:
             raise HostGone(str(error)) from error
-
-    def _why_it_died(self, error: BaseException) -> str:
-        silent_s = time.monotonic() - self._answered
-        return why_it_died(first_line(error), isinstance(error, RayActorError), silent_s, self._hang_timeout_s)
 
     def _release_room(self) -> None:
         """Gives back the name of a job whose JobMaster has died, and the room that was reserved. Ray would keep both

@@ -23,11 +23,11 @@ from penstock.actors.nodes import Nodes
 from penstock.actors.ray_actor import RayActor, on_node
 from penstock.actors.relays import Relay
 from penstock.actors.worker import Worker
+from penstock.host.carry.carrier_options import CarrierOptions
 from penstock.host.carry.processes import CannotStart, Processes, RelayStarter
 from penstock.host.process.machine import machine_id
 from penstock.host.process.node_agent import NodeLine
 from penstock.host.process.watched_process import ProcessHere, WatchedProcess
-from penstock.host.process.worker_process import WorkerOptions
 from penstock.placement.groups import NotPlaced
 from penstock.runtime.errors import first_line
 from penstock.runtime.operators.resources import GPU
@@ -45,23 +45,13 @@ _SPARE_S = 5.0
 class RayProcesses(Processes, RelayStarter):
     """Starts the workers and relays of a job as actors. `master`: the handle of the JobMaster's actor."""
 
-    def __init__(
-        self,
-        job: str,
-        nodes: Nodes,
-        master: Any,
-        workers: int,
-        cpus_per_worker: float,
-        options: WorkerOptions,
-        start_timeout_s: float,
-        hang_timeout_s: float,
-    ) -> None:
+    def __init__(self, job: str, nodes: Nodes, master: Any, options: CarrierOptions) -> None:
         self._nodes = nodes
         self._master = master
-        self._workers = workers
-        self._cpus = cpus_per_worker
-        self._options = options
-        network = options.network
+        self._workers = nodes.workers
+        self._cpus = options.cpus_per_worker
+        self._options = options.worker
+        network = options.worker.network
         self._agents = None if network is None else NodeAgents(job, network, self._node_lost)
         #: Whether relays can be started: processes of the job may be on several machines. What a relay has given to a
         #: worker must survive the relay, which holds for shared memory alone.
@@ -69,8 +59,8 @@ class RayProcesses(Processes, RelayStarter):
         self._job = job
         self._handles: dict[int, RayActor] = {}  # of the present processes of workers
         self._relays: dict[int, RayActor] = {}
-        self._start_timeout_s = start_timeout_s
-        self._hang_timeout_s = hang_timeout_s
+        self._start_timeout_s = options.start_timeout_s
+        self._hang_timeout_s = options.hang_timeout_s
         self._machine = machine_id()
         self._lock = threading.Lock()
         self._closed = False
@@ -80,7 +70,7 @@ class RayProcesses(Processes, RelayStarter):
         self._spares: dict[str, Any] = {}  # actors that are no worker yet, by node id
         self._spares_failed = False
         # Workers that have never had a process that was there, and those whose first process loads the program.
-        self._not_there = set(range(workers))
+        self._not_there = set(range(nodes.workers))
         self._loading: set[int] = set()
 
     def start(self, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float) -> RayActor:

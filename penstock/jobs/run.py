@@ -143,7 +143,7 @@ def _local_link(prepared: Prepared) -> JobLink:
             )
     if carrier.store is not None and carrier.store.is_locked():
         raise JobExists(carrier.store.locked_by_another())
-    return LocalJob(prepared.plan, carrier, prepared.program, in_turn=carrier.placement.method == "round-robin")
+    return LocalJob(prepared.plan, carrier, prepared.program)
 
 
 def _check_not_ended(prepared: Prepared) -> None:

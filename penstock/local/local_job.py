@@ -37,12 +37,10 @@ class LocalJob(Carrier, JobLink):
     is_local = True
     where = "processes of this program"
 
-    def __init__(self, plan: Plan, options: CarrierOptions, program: Program, *, in_turn: bool = False) -> None:
-        """`in_turn`: see LocalPlacing."""
+    def __init__(self, plan: Plan, options: CarrierOptions, program: Program) -> None:
         self.notes = Notes(plan.name, NODE, {})
         self.host: object = self
         self._options = options
-        self._in_turn = in_turn
         self.driver = Driver.here(NODE)
         self._process = os.getpid()
         self._reporting = threading.Lock()  # the reports of all workers are taken one at a time
@@ -58,7 +56,8 @@ class LocalJob(Carrier, JobLink):
     # --- the carrier -----------------------------------------------------------------------------------------
 
     def reserve(self, cancelled: Callable[[], bool], known: str = "") -> tuple[int, LocalProcesses, LocalPlacing]:
-        return self._options.workers, self._processes, LocalPlacing(self._options.workers, in_turn=self._in_turn)
+        in_turn = self._options.placement.method == "round-robin"
+        return self._options.workers, self._processes, LocalPlacing(self._options.workers, in_turn=in_turn)
 
     def leave(self) -> None:
         self._processes.close()

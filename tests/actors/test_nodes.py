@@ -263,7 +263,7 @@ def test_a_worker_that_cannot_start_is_told_with_its_machine(monkeypatch: pytest
     monkeypatch.setattr(ray_processes.ray, "remote", lambda _: actor)
     monkeypatch.setattr(ray_processes.ray, "kill", lambda _: None)
     found = reserved(PlacementOptions(nodes=2), 2)
-    processes = ray_processes.RayProcesses(JOB, found, None, 2, 1.0, WorkerOptions(None, 1024), 60.0, 60.0)
+    processes = ray_processes.RayProcesses(JOB, found, None, CarrierOptions(2, 60.0, WorkerOptions(None, 1024)))
     worker = next(worker for worker in range(2) if found.node_id(worker) == "b")
     with pytest.raises(CannotStart, match=r"could not start on node b \(b\): .*/dev/shm has 0 free"):
         processes.start(worker, 0, 0, b"", 1e9)
@@ -288,7 +288,7 @@ def test_a_worker_that_starts_too_slowly_is_not_called_one_without_room(
     monkeypatch.setattr(ray_processes.ray, "remote", lambda _: MagicMock())
     monkeypatch.setattr(ray_processes.ray, "kill", lambda _: None)
     found = reserved(PlacementOptions(nodes=1), 2)
-    processes = ray_processes.RayProcesses(JOB, found, None, 2, 1.0, WorkerOptions(None, 1024), 60.0, 60.0)
+    processes = ray_processes.RayProcesses(JOB, found, None, CarrierOptions(2, 60.0, WorkerOptions(None, 1024)))
     processes._not_there = {1}
     with pytest.raises(CannotStart, match=words):
         processes.start(1, 0, 0, b"", 1e9)

@@ -6,6 +6,7 @@ import importlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,8 +115,7 @@ def test_a_job_whose_module_is_not_here_cannot_be_resumed(store: Store, monkeypa
 def opening_of(sink: ps.sinks.Sink) -> Opening:
     """What is about to lock the places of a job without epochs."""
     plan = flow_to(sink).plan(1, check_sinks=False)
-    notes: Any = None  # of a job without epochs nothing is noted
-    return Opening(plan, None, notes, again=False, resume=False, savepoint=None, program=None, cancelled=lambda: False)
+    return Opening(plan, None, again=False, resume=False, savepoint=None, cancelled=lambda: False)
 
 
 def test_of_two_jobs_that_write_to_one_folder_the_second_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,17 +160,9 @@ def test_a_job_whose_collected_records_are_lost_continues_from_the_epoch_before(
     for folder in ("snapshots", "copies"):
         (tmp_path / "job" / folder / "00000002-collected-x").unlink()
     keeper = StoreKeeper(store, Collected(True), lambda trouble: None, thread=False)
-    notes: Any = None  # nothing is noted before an epoch is complete
-    found = Opening(
-        flow_to(ps.sinks.Null()).plan(1),
-        keeper,
-        notes,
-        again=False,
-        resume=True,
-        savepoint=None,
-        program=None,
-        cancelled=lambda: False,
-    ).find()
+    runner: Any = SimpleNamespace(store=store, keeper=keeper)
+    plan = flow_to(ps.sinks.Null()).plan(1)
+    found = Opening(plan, runner, again=False, resume=True, savepoint=None, cancelled=lambda: False).find()
     assert isinstance(found, Found)
     assert found.manifest is not None
     assert found.manifest.epoch == 1

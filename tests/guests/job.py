@@ -24,6 +24,7 @@ from penstock.host.process.network import Network
 from penstock.host.process.worker_process import WorkerOptions
 from penstock.jobs.job import Job
 from penstock.local import local_job
+from penstock.placement.options import PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
@@ -104,10 +105,11 @@ class Running:
             hang_timeout_s=carrier.PATIENCE_S,
             network=Network(node_timeout_s=carrier.PATIENCE_S),
             spares=False,
+            placement=PlacementOptions("round-robin"),
         )
         program = Program()
         with patch.object(local_job, "LocalProcesses", partial(carrier.GuestProcesses, tcp)):
-            self.host = carrier.GuestJob(flow.plan(3), options, program, in_turn=True)
+            self.host = carrier.GuestJob(flow.plan(3), options, program)
         self.job = Job(flow.name, self.host, {str(n): sink for n, sink in enumerate(sinks)}, program)
 
     def until(self, condition: Callable[[dict[str, Any]], Any], what: str) -> Any:

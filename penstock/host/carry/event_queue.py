@@ -30,7 +30,7 @@ class EventQueue:
     """See the module's docstring. `job`: the name of the job."""
 
     def __init__(self, job: str) -> None:
-        self._job = job
+        self.job = job
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.end: JobEnd | None = None
         self.ended = threading.Event()
@@ -54,7 +54,7 @@ class EventQueue:
     def has_ended(self) -> JobError:
         """Returns the error for a request to the job, which has ended."""
         assert self.end is not None, "only called when the job has ended"
-        return JobError(self.end.words(self._job))
+        return JobError(self.end.words(self.job))
 
     def look(self, look: Callable[[JobHost], T], patience_s: float = math.inf) -> T:
         """Returns the result of `look`, which is called in the supervising thread. Raises JobError when the job has

@@ -110,7 +110,6 @@ class JobRunner:
         self._store: StoreRunner | None = None
         if options.store is not None:
             self._store = StoreRunner(
-                plan.name,
                 options.store,
                 self._collected,
                 carrier.notes,
@@ -120,14 +119,8 @@ class JobRunner:
                 options.program,
                 cannot_take_back(plan),
             )
-        self._savepoints = Savepoints(
-            plan.name,
-            self._store is not None,
-            self._events,
-            self._requests,
-            lambda: self._host,
-            self._what_is_wrong,
-        )
+        has_store = self._store is not None
+        self._savepoints = Savepoints(has_store, self._events, self._requests, lambda: self._host, self._what_is_wrong)
         self._opening = Opening(
             plan,
             self._store,
@@ -346,7 +339,7 @@ class JobRunner:
             self._store.note_epochs()
         known = "" if found.manifest is None else str(found.manifest.extra.get("load", ""))
         workers, processes, placing = carrier.reserve(lambda: self._cancelling, known)
-        self._processes = WorkerRunner(self._name, processes, self._workers, self._events, options, self._program)
+        self._processes = WorkerRunner(processes, self._workers, self._events, options, self._program)
         starter = carrier.relays()
         if starter is not None:
             node_timeout_s = options.network.node_timeout_s

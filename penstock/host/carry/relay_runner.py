@@ -1,8 +1,8 @@
 """Carries out a JobHost's commands about relays: starts their processes, tells them what they are to know, and looks
 whether they answer. It decides nothing, except that a relay that does not answer for the limit is killed.
 
-What happens to a relay becomes an event of the JobHost. The commands come from the supervising thread of the JobRunner,
-and everything that waits is done in threads.
+What happens to a relay becomes an event of the JobHost. Everything that waits is done in threads, and everything else
+in the supervising thread of the JobRunner.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.host.carry.event_queue import Event
 from penstock.host.carry.links import AllWorkers, Link
 from penstock.host.decide.commands import HostCommand, KillRelay, StartRelay
 from penstock.host.decide.process_commands import GetStatus, TellRelay
@@ -34,18 +35,13 @@ class RelayRunner:
     is killed."""
 
     def __init__(
-        self,
-        starter: RelayStarter,
-        put: Callable[[Callable[[JobHost], list[HostCommand]]], None],
-        start_timeout_s: float,
-        limit_s: float,
+        self, starter: RelayStarter, put: Callable[[Event], None], start_timeout_s: float, limit_s: float
     ) -> None:
         self._starter = starter
         self._put = put
         self._start_timeout_s = start_timeout_s
         self._limit_s = limit_s
         self._questions = AllWorkers()  # to relays, by number
-        self._lock = threading.Lock()  # of what follows
         self._handles: dict[int, RelayHandle] = {}
         self._links: dict[int, Link] = {}
         self._wanted: set[int] = set()
@@ -55,10 +51,9 @@ class RelayRunner:
     def carry_out(self, command: StartRelay | KillRelay | TellRelay) -> None:
         """Carries out a command. Waits for nothing."""
         if isinstance(command, StartRelay):
-            with self._lock:
-                self._wanted.add(command.number)
-                watched, self._watched = self._watched, True
-            if not watched:
+            self._wanted.add(command.number)
+            if not self._watched:
+                self._watched = True
                 threading.Thread(target=self._watch, name="penstock-ping-relays", daemon=True).start()
             threading.Thread(target=self._start, args=(command,), name="penstock-relay", daemon=True).start()
         elif isinstance(command, TellRelay):
@@ -81,9 +76,7 @@ class RelayRunner:
             if silent_s > _SILENT_S:
                 self._kill(number)
         self._questions.close()
-        with self._lock:
-            links = list(self._links.values())
-        for link in links:
+        for link in self._links.values():
             link.close()
 
     def _start(self, command: StartRelay) -> None:
@@ -93,18 +86,13 @@ class RelayRunner:
         try:
             handle = self._starter.start_relay(number, command.node_id, time.monotonic() + self._start_timeout_s)
         except Exception as error:  # whatever the carrier raises: a job runs without relays too
-            self._died(number, node, f"it could not be started: {error}")
+            why = f"it could not be started: {error}"
+            self._put(lambda host: self._died(host, number, node, why))
             return
-        with self._lock:
-            wanted = number in self._wanted and not self._closed.is_set()
-            if wanted:
-                self._handles[number] = handle
-                self._links[number] = Link(number, handle.info["control"])
-        if not wanted:
+        if self._closed.is_set():
             handle.kill()
             return
-        self._questions.connect(number, handle.info["control"], number)
-        self._put(lambda host: host.relay_ready(number, handle.info, time.monotonic()))
+        self._put(lambda host: self._ready(host, number, handle))
         reason = "it has ended"
         try:
             handle.run()
@@ -112,39 +100,38 @@ class RelayRunner:
             crash = (handle.process.last_words() or LastWords()).crash
             reason = f"{error}; its own doing: {crash.what}" if crash else str(error)
         handle.kill()
-        self._died(number, node, reason)
+        self._put(lambda host: self._died(host, number, node, reason))
 
-    def _died(self, number: int, node: str, reason: str) -> None:
-        self._forget(number)
-        self._put(lambda host: host.relay_died(number, node, reason, time.monotonic()))
+    def _ready(self, host: JobHost, number: int, handle: RelayHandle) -> list[HostCommand]:
+        if number not in self._wanted:
+            handle.kill()
+            return []
+        self._handles[number] = handle
+        self._links[number] = Link(number, handle.info["control"])
+        self._questions.connect(number, handle.info["control"], number)
+        return host.relay_ready(number, handle.info, time.monotonic())
+
+    def _died(self, host: JobHost, number: int, node: str, reason: str) -> list[HostCommand]:
+        self._wanted.discard(number)
+        self._questions.disconnect(number)
+        if self._handles.pop(number, None) is not None:
+            self._links.pop(number).close()
+        return host.relay_died(number, node, reason, time.monotonic())
 
     def _tell(self, command: TellRelay) -> None:
         number = command.number
-        with self._lock:
-            link = self._links.get(number)
-        if link is None:
-            return  # it has died, and the JobHost will hear of it
+        if (link := self._links.get(number)) is not None:  # otherwise it has died, and the JobHost will hear of it
+            link.send(
+                command,
+                lambda _: self._put(lambda host: host.relay_knows(number, time.monotonic())),
+                lambda _: self._put(lambda _: self._kill(number)),  # `_start` tells of its end
+            )
 
-        def refused(error: PenstockError) -> None:
-            self._kill(number)  # `_start` tells of its end
-
-        link.send(command, lambda _: self._put(lambda host: host.relay_knows(number, time.monotonic())), refused)
-
-    def _kill(self, number: int) -> None:
-        with self._lock:
-            self._wanted.discard(number)
-            handle = self._handles.get(number)
-        if handle is not None:
+    def _kill(self, number: int) -> list[HostCommand]:
+        self._wanted.discard(number)
+        if (handle := self._handles.get(number)) is not None:
             handle.kill()
-
-    def _forget(self, number: int) -> None:
-        with self._lock:
-            self._wanted.discard(number)
-            self._handles.pop(number, None)
-            link = self._links.pop(number, None)
-        self._questions.disconnect(number)
-        if link is not None:
-            link.close()
+        return []
 
     def _watch(self) -> None:
         """Kills relays that have been silent for the limit, because they are stopped, or their loop hangs. The pings
@@ -152,4 +139,4 @@ class RelayRunner:
         silence: SilenceDetector[int] = SilenceDetector(self._limit_s)
         while not self._closed.wait(silence.period_s):
             for number in silence.look([number for number, _ in self._questions.ping()]):
-                self._kill(number)
+                self._put(lambda _, number=number: self._kill(number))  # type: ignore[misc]

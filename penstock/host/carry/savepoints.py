@@ -33,14 +33,13 @@ class Savepoints:
 
     def __init__(
         self,
-        job: str,
         has_store: bool,
         events: EventQueue,
         requests: PendingRequests,
         host: Callable[[], JobHost | None],
         troubles: Callable[[], str],
     ) -> None:
-        self._job = job
+        self._job = events.job
         self._has_store = has_store
         self._events = events
         self._requests = requests

@@ -55,7 +55,6 @@ class StoreRunner:
 
     def __init__(
         self,
-        job: str,
         store: Store,
         collected: Collected,
         notes: Notes,
@@ -67,7 +66,7 @@ class StoreRunner:
     ) -> None:
         self.store = store
         self.notes = notes
-        self._job = job
+        self._job = events.job
         self._events = events
         self._requests = requests
         self.keeper = StoreKeeper(store, collected, self._says, self._has_lost, self._failed, classes_of=program)

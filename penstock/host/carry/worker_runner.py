@@ -44,14 +44,13 @@ class WorkerRunner:
 
     def __init__(
         self,
-        job: str,
         processes: Processes,
         workers: AllWorkers,
         events: EventQueue,
         options: CarrierOptions,
         program: Program,
     ) -> None:
-        self._job = job
+        self._job = events.job
         self._processes = processes
         self._workers = workers
         self._events = events
