@@ -30,7 +30,7 @@ def program() -> bytes:
     flow = ps.Flow("local-processes")
     flow.read(ps.sources.Memory([1, 2])).write(ps.sinks.Collect())
     plan = flow.plan(1)
-    return Program().dumps((plan, {task.number: 0 for task in plan.tasks}, None))
+    return Program().dumps((plan, {task.number: 0 for task in plan.tasks}, None, "run"))
 
 
 def soon() -> float:
