@@ -407,7 +407,7 @@ class Chance(Caller):
         for attempt in attempts:
             value, error = None, None
             try:
-                value = self.call(attempt.record, None)
+                value = self.call(attempt)
             except Exception as raised:
                 error = raised
             if attempt.call.tries <= self._rng.randrange(self._flaky + 1):
@@ -427,8 +427,8 @@ class Chance(Caller):
     def answer_in(self) -> float | None:
         return 0.0 if self._later else None
 
-    def call(self, record: Any, timeout_s: float | None) -> Any:
-        result = self._function.fn(record)
+    def call(self, attempt: Attempt) -> Any:
+        result = self._function.fn(attempt.record)
         if not isawaitable(result):
             return result
         try:

@@ -24,7 +24,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.runtime.worker.task import Task
 
 #: A prime, so that no pattern in the order of steps decides which of them are measured.
 EVERY = 17
@@ -32,15 +35,6 @@ EVERY = 17
 # What was measured of steps half of this time ago counts half as much.
 _HALF_LIFE_NS = 10e9
 _OWN = "penstock"
-
-
-class Measured(Protocol):
-    """The measurements of a task: the time that its steps run, and what ProcessorTime makes of it."""
-
-    busy_ns: int
-    cpu_ns: int  # of the worker's thread
-    waits_ns: int  # for which functions have waited, and not for a core
-    threads_ns: int  # of threads that functions have started
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,7 @@ class ProcessorTime:
         self._clocks = clocks
         self._loop: int | None = None
         self._own = dict.fromkeys(own_threads, 0)  # the processor time of each, as seen last
-        self._of: dict[Measured, _Of] = {}
+        self._of: dict[Task, _Of] = {}
         self._divided_ns = 0
         self._left_ns = [0, 0, 0]  # of the loop, waiting for a core, and threads: to be divided when a step has ended
         self._lock = threading.Lock()
@@ -122,19 +116,19 @@ class ProcessorTime:
             self._wait_before = self._clocks.core_wait(loop)
             self._divided_ns = time.monotonic_ns()
 
-    def note(self, task: Measured, steps_ns: int, cpu_ns: int) -> None:
+    def note(self, task: Task, steps_ns: int, cpu_ns: int) -> None:
         """Notes a step that has run for `steps_ns`, and has taken `cpu_ns` of processor time."""
         of = self._of.setdefault(task, _Of())
         of.steps_ns += steps_ns
         of.cpu_ns += cpu_ns
 
-    def forget(self, tasks: Iterable[Measured]) -> None:
+    def forget(self, tasks: Iterable[Task]) -> None:
         """Forgets tasks that were removed. Whoever refers to a task keeps its state in memory."""
         with self._lock:
             for task in tasks:
                 self._of.pop(task, None)
 
-    def divide(self, tasks: Iterable[Measured]) -> None:
+    def divide(self, tasks: Iterable[Task]) -> None:
         """Divides the work of the threads since the last call among these tasks."""
         with self._lock:
             loop = self._loop
@@ -164,7 +158,7 @@ class ProcessorTime:
                 of.steps_ns *= old
                 of.cpu_ns *= old
 
-    def _give(self, known: dict[Measured, _Of], busy: dict[Measured, int]) -> None:
+    def _give(self, known: dict[Task, _Of], busy: dict[Task, int]) -> None:
         all_busy = sum(busy.values())
         if not all_busy:  # a long step may run
             return

@@ -114,8 +114,10 @@ class Task:
         self.logs = self.outputs.logs
         self.stopwatch = options.steps.stopwatch or perf_counter_ns
         self.life = StateMachine(TASK, f"task {name}")
-        self.busy_ns = 0
-        self.cpu_ns = self.waits_ns = self.threads_ns = 0  # see ProcessorTime, which sets them
+        self.busy_ns = 0  # for which its steps have run
+        # ProcessorTime sets these: the time of the worker's thread, the time for which functions have waited, and not
+        # for a core, and the time of threads that functions have started.
+        self.cpu_ns = self.waits_ns = self.threads_ns = 0
         self.latency = RecentHistogram()
         self.ages = LeastAges()
         self.on_snapshot = options.on_snapshot

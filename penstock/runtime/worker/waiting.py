@@ -143,9 +143,7 @@ class WaitingRecords:
     def held_up(self, chain: int, by: Container[int]) -> int:
         """Returns how many of the records that wait for a chain wait because one of these chains takes no more, be it
         from the chain itself or from others between them."""
-        by_chain: dict[int, list[_Seen]] = {}
-        for seen in self._tasks.values():
-            by_chain.setdefault(seen.chain, []).append(seen)
+        by_chain = self._by_chain()
         parts: dict[int, float] = {}  # of a chain's own queue, the part that is held up
         held_up = 0.0
         # A chain sends to chains of higher numbers only.
@@ -165,16 +163,19 @@ class WaitingRecords:
         return round(held_up + parts.get(chain, 0.0) * self.held_back(chain))
 
     def of_chain(self, chain: int) -> int:
-        tasks = [seen for seen in self._tasks.values() if seen.chain == chain]
+        tasks = self._by_chain().get(chain, ())
         return sum(seen.own + seen.under_way for seen in tasks) + self.held_back(chain)
+
+    def _by_chain(self) -> dict[int, list[_Seen]]:
+        found: dict[int, list[_Seen]] = {}
+        for seen in self._tasks.values():
+            found.setdefault(seen.chain, []).append(seen)
+        return found
 
     def _compute(self) -> dict[int, float]:
         found: dict[int, float] = {}
-        by_chain: dict[int, list[_Seen]] = {}
-        for seen in self._tasks.values():
-            by_chain.setdefault(seen.chain, []).append(seen)
         # A chain sends to chains of higher numbers only.
-        for chain, tasks in sorted(by_chain.items()):
+        for chain, tasks in sorted(self._by_chain().items()):
             upstream = found.get(chain, 0.0)
             shares: dict[int, float] = {}
             magnifications: dict[int, list[float]] = {}

@@ -395,7 +395,8 @@ class Wiring:
         # When a record fails on the way (in a key function, a chooser or a codec), the failure counts for the operator
         # that receives the record.
         step = f" (on the way from {exchange.operator!r})"
-        letters = _side(task, exchange, letters_of(target.name))
+        sides = [one.context.side for one in task.stages if one.context.operator.name == exchange.operator]
+        letters = sides[0].get(letters_of(target.name)) if sides else None
         errors = ErrorHandler(target.name, target.on_error, target.declared_at, letters, step)
         logs: list[OutLog] = []
         targets = exchange.targets(sender.index)
@@ -456,15 +457,6 @@ def _name_failures(stages: list[Stage]) -> None:
         if key_by.context.operator.kind == "key_by":
             key_by.errors.operator = keyed.context.operator.name
             key_by.errors.dead_letters = keyed.context.side.get(DEAD_LETTERS)
-
-
-def _side(task: Task, exchange: Exchange, tag: str) -> list[Any] | None:
-    """Returns the list that collects the side output that an exchange carries, or None when no exchange carries this
-    output."""
-    for stage in task.stages:
-        if stage.context.operator.name == exchange.operator:
-            return stage.context.side.get(tag)
-    return None
 
 
 def build(plan: Plan, workers: dict[int, int], worker: int, transport: Transport, **options: Any) -> Wiring:
