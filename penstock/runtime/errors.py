@@ -90,6 +90,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from string import Formatter
 
 
@@ -137,15 +138,12 @@ class OptionError(FlowError):
         return template.format_map(found)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_option_error, self._parts)
+        template, given, words = self._parts
+        return (partial(OptionError, template, given, **words), ())
 
 
 class WrongValue(FlowError, ValueError):
     """A number, duration or choice cannot be used; the message names it and says which values can be given."""
-
-
-def _option_error(template: str, given: dict[str, object], words: dict[str, object]) -> OptionError:
-    return OptionError(template, given, **words)
 
 
 def _in_python(option: str, *value: object) -> str:
@@ -174,11 +172,8 @@ class RecordError(PenstockError):
         self.location = location
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_record_error, (str(self), self.operator, self.record, self.location))
-
-
-def _record_error(message: str, operator: str, record: str, location: str | None) -> RecordError:
-    return RecordError(message, operator=operator, record=record, location=location)
+        made = partial(RecordError, operator=self.operator, record=self.record, location=self.location)
+        return (made, (str(self),))
 
 
 class JobError(PenstockError):

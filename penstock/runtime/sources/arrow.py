@@ -13,15 +13,16 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from penstock.runtime.errors import SourceError
-from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.base import Reader, SourceContext, Split
+from penstock.runtime.sources.file_source import FileSource
 from penstock.runtime.sources.marks import find_again, mark_of
-from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
+from penstock.runtime.sources.paths import find_files
 from penstock.runtime.sources.rows import BATCH_ROWS, RowReader, check_schemas
 
 _FILE_MAGIC = b"ARROW1"
 
 
-class Arrow(Source[dict[str, Any]]):
+class Arrow(FileSource[dict[str, Any]]):
     """Reads the rows of Arrow IPC files (also called Feather version 2) and of files that hold an IPC stream, as dicts.
 
         flow.read(ps.sources.Arrow("features/*.arrow"))
@@ -34,9 +35,6 @@ class Arrow(Source[dict[str, Any]]):
 
     Offset: the number of rows of the split that were handed out.
     """
-
-    def __init__(self, patterns: Patterns) -> None:
-        self.patterns = as_patterns(patterns, "Arrow")
 
     def splits(self, parallelism: int) -> list[Split]:
         schemas: dict[str, pa.Schema] = {}
@@ -77,9 +75,6 @@ class Arrow(Source[dict[str, Any]]):
                 return list(_open(file).schema.names)
         except (pa.ArrowException, OSError) as error:
             raise SourceError(f"Arrow: cannot read {path!r}: {error}") from error
-
-    def describe(self) -> str:
-        return f"Arrow({', '.join(map(repr, self.patterns))})"
 
 
 def _open(file: Any) -> Any:

@@ -24,14 +24,15 @@ import pyarrow as pa
 from pyarrow import compute
 
 from penstock.runtime.errors import CodecError, FlowError, SourceError, shorten
-from penstock.runtime.sources.base import ColumnReader, Source, SourceContext, Split, sampled
+from penstock.runtime.sources.base import ColumnReader, SourceContext, Split, sampled
 from penstock.runtime.sources.blocks import FileRange, LineBlocks
 from penstock.runtime.sources.csv_rows import Dialect, RowBlocks, is_packed
+from penstock.runtime.sources.file_source import FileSource
 from penstock.runtime.sources.files import TEXT_RATIO, LineReader
 from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Unreadable, readable
 from penstock.runtime.sources.marks import mark_of
-from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
+from penstock.runtime.sources.paths import Patterns, find_files
 from penstock.runtime.sources.rows import check_schemas
 from penstock.runtime.units import flag, whole
 
@@ -56,7 +57,7 @@ _SHOWN = (
 )
 
 
-class Csv(Source[dict[str, Any]]):
+class Csv(FileSource[dict[str, Any]]):
     """Reads the rows of CSV files, each as a dict.
 
         flow.read(ps.sources.Csv("orders/*.csv"))
@@ -117,7 +118,7 @@ class Csv(Source[dict[str, Any]]):
         encoding: str = "utf-8",
         max_record_bytes: int = _RECORD_BYTES,
     ) -> None:
-        self.patterns = as_patterns(patterns, "Csv")
+        super().__init__(patterns)
         if not isinstance(header, bool):
             header = _names(header, "header", "True, False or the names of the columns")
         self.header = header
@@ -172,12 +173,6 @@ class Csv(Source[dict[str, Any]]):
     def sample(self, rows: int) -> Any:
         """Returns a sample of the rows; see Source.sample."""
         return sampled(self, self.splits(1), rows)
-
-    def describe(self) -> str:
-        text = ", ".join(map(repr, self.patterns))
-        if self.columns is not None:
-            text += f", columns={self.columns!r}"
-        return f"Csv({text})"
 
     def dialect(self) -> Dialect:
         """Returns how the files tell fields and rows apart."""

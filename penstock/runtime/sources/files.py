@@ -13,17 +13,17 @@ from penstock.runtime.sources.base import (
     ColumnReader,
     Reader,
     SequentialReader,
-    Source,
     SourceContext,
     Split,
     T_co,
     sampled,
 )
 from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
+from penstock.runtime.sources.file_source import FileSource
 from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Decoder, TextDecoder, Unreadable, readable
 from penstock.runtime.sources.marks import BEFORE, FilePosition, mark_of
-from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
+from penstock.runtime.sources.paths import Patterns, find_files
 from penstock.runtime.units import flag, whole
 
 MIN_RANGE = 256 << 10  # bytes; a shorter range costs more to start than it gains
@@ -33,12 +33,12 @@ TEXT_RATIO = 3  # about how much text is in a gzip file, for sharing the work
 LINE_BYTES = 100  # taken for the mean size of a line, or a row, before one was read
 
 
-class LineFiles(Source[T_co]):
+class LineFiles(FileSource[T_co]):
     """Files of lines: what TextFiles and JsonLines have in common."""
 
     def __init__(self, patterns: Patterns, *, parallel: bool, max_line_bytes: int) -> None:
+        super().__init__(patterns)
         name = type(self).__name__
-        self.patterns = as_patterns(patterns, name)
         self.parallel = flag(parallel, f"{name}: parallel")
         self.max_line_bytes = whole(max_line_bytes, f"{name}: max_line_bytes")
 
@@ -66,9 +66,6 @@ class LineFiles(Source[T_co]):
 
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:
         return LineReader(splits, context, self.decoder(), self.max_line_bytes, type(self).__name__)
-
-    def describe(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(repr, self.patterns))})"
 
 
 class TextFiles(LineFiles[str]):

@@ -163,7 +163,7 @@ class _Track:
         self._gaps = 0.0  # the sum of the exponential gaps drawn
         self._due: npt.NDArray[np.int64] = np.empty(0, np.int64)  # of the records from self._due_first on
         self._due_first = 0
-        self._start: int | None = None  # the clock's time at which the schedule began
+        self.start: int | None = None  # the clock's time at which the schedule began
 
     @property
     def next_index(self) -> int:
@@ -179,10 +179,6 @@ class _Track:
         self._fill()
         return int(self._due[self.made - self._due_first])
 
-    def begin(self, start: int) -> None:
-        """Sets the clock's time at which the schedule began."""
-        self._start = start
-
     def take(self, now: int, limit: int) -> tuple[range, int | None]:
         """Returns the indices that are due, at most `limit`, and when the first of them was due."""
         if self._most is not None:
@@ -190,9 +186,9 @@ class _Track:
         count = max(0, limit)
         stamp: int | None = None
         if self._schedule is None:
-            if self._start is None:
-                self._start = now
-            if self._duration_ns is not None and now - self._start >= self._duration_ns:
+            if self.start is None:
+                self.start = now
+            if self._duration_ns is not None and now - self.start >= self._duration_ns:
                 self.ended = True
                 count = 0
         else:
@@ -209,9 +205,9 @@ class _Track:
         """Returns how many records are due that have not been made. With random gaps it is an estimate."""
         if self.ended:
             return 0
-        if self._schedule is None or self._start is None:
+        if self._schedule is None or self.start is None:
             return 0 if self._most is None else self._most - self.made
-        passed = now - self._start
+        passed = now - self.start
         if self._duration_ns is not None:
             passed = min(passed, self._duration_ns - 1)
         low, step = self.made, 1
@@ -235,22 +231,20 @@ class _Track:
         return None if self._schedule is None else self._next_due()
 
     def _next_due(self) -> int:
-        self._fill()
-        if self._start is None:
-            raise AssertionError("take() sets the start")
-        return self._start + int(self._due[self.made - self._due_first])
+        assert self.start is not None, "take() sets the start"
+        return self.start + self.next_due_after_start()
 
     def _count_due(self, now: int, limit: int) -> int:
         self._fill()
         at = self.made - self._due_first
-        if self._start is None:
-            self._start = now - (int(self._due[at]) if self.made else 0)
+        if self.start is None:
+            self.start = now - (int(self._due[at]) if self.made else 0)
         if not self._catch_up:
             late = now - self._next_due()
             if late > _SLACK_NS:
-                self._start += late
+                self.start += late
         due = self._due[at : at + limit]
-        count = int(due.searchsorted(now - self._start, side="right"))
+        count = int(due.searchsorted(now - self.start, side="right"))
         if self._duration_ns is not None:
             left = int(due.searchsorted(self._duration_ns, side="left"))
             self.ended = at < len(self._due) and int(self._due[at]) >= self._duration_ns
@@ -297,7 +291,7 @@ class _GeneratorReader(Reader):
             # The record of the split that is furthest is due now, and what the others are behind was due before.
             start = now - max(track.next_due_after_start() for track in self._active if track.made)
             for track in self._active:
-                track.begin(start)
+                track.start = start
         out: list[Any] = []
         self._parts = []
         end = self._end_of_read(limit) if self._in_order else None

@@ -11,16 +11,17 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.runtime.errors import FlowError, SourceError, shorten
-from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.base import Reader, SourceContext, Split
+from penstock.runtime.sources.file_source import FileSource
 from penstock.runtime.sources.marks import find_again, mark_of
-from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
+from penstock.runtime.sources.paths import Patterns, find_files
 from penstock.runtime.sources.rows import BATCH_ROWS, RowReader, check_schemas
 
 Condition = tuple[str, str, Any]
 Filters = Sequence[Condition] | Sequence[Sequence[Condition]]
 
 
-class Parquet(Source[dict[str, Any]]):
+class Parquet(FileSource[dict[str, Any]]):
     """Reads the rows of Parquet files, each as a dict.
 
         flow.read(ps.sources.Parquet("rides/*.parquet", columns=["city", "fare"], filters=[("fare", ">", 0)]))
@@ -44,7 +45,7 @@ class Parquet(Source[dict[str, Any]]):
     def __init__(
         self, patterns: Patterns, columns: Sequence[str] | None = None, filters: Filters | None = None
     ) -> None:
-        self.patterns = as_patterns(patterns, "Parquet")
+        super().__init__(patterns)
         if columns is not None and (
             isinstance(columns, str)
             or not isinstance(columns, Sequence)
@@ -87,14 +88,6 @@ class Parquet(Source[dict[str, Any]]):
         if self.columns is not None:
             return list(self.columns)
         return list(_footer(find_files(self.patterns, "Parquet")[0]).schema.to_arrow_schema().names)
-
-    def describe(self) -> str:
-        text = ", ".join(map(repr, self.patterns))
-        if self.columns is not None:
-            text += f", columns={self.columns!r}"
-        if self.filters is not None:
-            text += f", filters={self.filters!r}"
-        return f"Parquet({text})"
 
     def _expression(self) -> Any:
         from pyarrow import parquet
