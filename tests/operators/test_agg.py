@@ -489,7 +489,7 @@ def stream() -> Any:
         (lambda s: s.agg(n=ps.count(), name=ps.max("v")), r"agg\(name=max\(col\(\"v\"\)\)\): name is an option of the"),
         (lambda s: s.agg(n=ps.count(), parallelism=ps.count()), "parallelism is an option of the operator"),
         (lambda s: s.agg(n=ps.count(), emit="sometimes"), "emit='sometimes'"),
-        (lambda s: s.agg(n=ps.count(), on_error="ignore"), "'fail', 'skip', 'dead_letter'"),
+        (lambda s: s.agg(n=ps.count(), on_error="ignore"), "'fail', 'skip' or 'dead_letter'"),
         (lambda s: ps.sum(3), "sum takes an expression or a field name, got 3"),
     ],
 )

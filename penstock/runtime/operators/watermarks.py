@@ -38,15 +38,12 @@ class MakeWatermarks(Operator):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        check_function(time, f"watermark {self.name!r}")
+        what = f"watermark {self.name!r}"
+        check_function(time, what)
         self.time = time
-        self.out_of_orderness_ms = duration_ms(
-            out_of_orderness, f"watermark {self.name!r}: out_of_orderness_s", least=0
-        )
-        self.idle_ms = None if idle is None else duration_ms(idle, f"watermark {self.name!r}: idle_s")
-        self.max_drift_ms = (
-            None if max_drift is None else duration_ms(max_drift, f"watermark {self.name!r}: max_drift_s")
-        )
+        self.out_of_orderness_ms = duration_ms(out_of_orderness, f"{what}: out_of_orderness_s", least=0)
+        self.idle_ms = None if idle is None else duration_ms(idle, f"{what}: idle_s")
+        self.max_drift_ms = None if max_drift is None else duration_ms(max_drift, f"{what}: max_drift_s")
 
     def stage(self, context: StageContext) -> Stage:
         return Marking(context, self)

@@ -207,6 +207,9 @@ class _Buffered(Kept):
         values = self._records.values[key][window]
         return values if values[0][1] is None else sorted(values, key=itemgetter(1))
 
+    def results(self, key: Any, window: WindowBounds) -> Iterator[Any]:
+        yield [record for _, _, record in self.values(key, window)]
+
 
 class Collected(WindowFunction):
     """The records of a window, as a list."""
@@ -214,12 +217,7 @@ class Collected(WindowFunction):
     name = "collect"
 
     def kept(self, context: StageContext) -> Kept:
-        return _Collected(context)
-
-
-class _Collected(_Buffered):
-    def results(self, key: Any, window: WindowBounds) -> Iterator[Any]:
-        yield [record for _, _, record in self.values(key, window)]
+        return _Buffered(context)
 
 
 class WindowContext:
