@@ -13,7 +13,7 @@ from penstock.bridge.divert_requests import DivertRequests
 from penstock.bridge.paradigm_scheduler import ParadigmScheduler
 from penstock.bridge.sample_requests import SampleRequests
 from penstock.bridge.spark_life import SparkLife
-from penstock.host.decide.job_host import JobHost
+from penstock.host.decide.paradigms import Paradigms
 from penstock.runtime.worker.task import Task
 from tests.epochs.sim import Faults
 from tests.planting import Seeds, Test, planted_fault
@@ -147,13 +147,13 @@ def _any_spark_will_do() -> Any:
     return mock.patch.object(Task, "divert", stays)
 
 
-@planted_fault("penstock/host/decide/job_host.py", Seeds(27, lambda faults: _decides(faults) and faults.kills > 0))
+@planted_fault("penstock/host/decide/paradigms.py", Seeds(27, lambda faults: _decides(faults) and faults.kills > 0))
 def _the_dead_never_answer() -> Any:
     """The paradigm scheduler is not told that the worker has died that it waits for."""
-    not_done = JobHost._not_done
+    not_done = Paradigms._not_done
 
-    def forgetful(self: JobHost, command: Any, why: str | None, now: float) -> None:
+    def forgetful(self: Paradigms, command: Any, why: str | None, now: float) -> None:
         if why is not None:
             not_done(self, command, why, now)
 
-    return mock.patch.object(JobHost, "_not_done", forgetful)
+    return mock.patch.object(Paradigms, "_not_done", forgetful)

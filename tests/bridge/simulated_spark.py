@@ -51,8 +51,7 @@ from penstock.runtime.worker.sample import RecordSample
 from tests.bridge.command_checks import CommandChecks, Life
 
 if TYPE_CHECKING:
-    from penstock.host.decide.commands import HostCommand
-    from penstock.host.decide.job_host import JobHost
+    from penstock.host.decide.paradigms import SparkEvent
     from tests.epochs.sim import EpochCluster, Process
 
 PACE = 100.0  # seconds of the scheduler in a virtual second
@@ -67,7 +66,6 @@ ANSWERS_S = 0.004  # the longest time for which a look waits for the workers
 
 NODE = "here"
 
-_Event = Callable[["JobHost", float], "list[HostCommand]"]
 
 #: The words for messages to workers, in what is counted.
 MESSAGES: dict[type, str] = {DivertTasks: "divert", UndivertTasks: "undivert", TakeSample: "take_sample"}
@@ -168,7 +166,7 @@ class SimulatedSpark:
         self.checks: CommandChecks
         self._scheduler: CheckedScheduler
         self._sparks: dict[int, Spark] = {}
-        self._events: deque[_Event] = deque()  # for the JobHost
+        self._events: deque[SparkEvent] = deque()  # for the JobHost
         # Messages to workers without an answer: (whether it is a question for a sample, number) -> (worker, life).
         self._at: dict[tuple[bool, int], tuple[int, int]] = {}
         self._told: dict[int, str] = {}  # states of ranges, in the story
@@ -204,9 +202,9 @@ class SimulatedSpark:
         def is_due() -> None:
             in_time = dict(reports)
 
-            def event(host: JobHost, now: float) -> list[HostCommand]:
+            def event(scheduler: ParadigmScheduler, now: float) -> list[Command]:
                 self._reports = in_time
-                return host.looked(asked_s, {worker: report.loads for worker, report in in_time.items()}, now)
+                return scheduler.looked(now, asked_s, {worker: report.loads for worker, report in in_time.items()})
 
             self._put(event)
             cluster._after(LOOK_S, self._ask)
@@ -223,7 +221,7 @@ class SimulatedSpark:
 
     def looks(self, now: float, loads: Mapping[int, Sequence[TaskLoad]]) -> None:
         """The scheduler is about to look."""
-        self.checks.plan = self._cluster.host.plan
+        self.checks.plan = self._cluster.host.present.plan
         lives = self._cluster.host.lives
         for message, (worker, incarnation) in self._at.items():
             if lives.incarnation(worker) != incarnation:
@@ -279,7 +277,7 @@ class SimulatedSpark:
 
     # --- what Spark is told, and says ------------------------------------------------------------------------------
 
-    def _put(self, event: _Event) -> None:
+    def _put(self, event: SparkEvent) -> None:
         """Give the JobHost an event, in its turn."""
         self._events.append(event)
         self._cluster._after(self._rng.random() * 0.001, self._take)
@@ -287,7 +285,7 @@ class SimulatedSpark:
     def _take(self) -> None:
         event = self._events.popleft()
         if not self._over:
-            self._cluster._do(event(self._cluster.host, self._cluster.now))
+            self._cluster._do(self._cluster.host.of_scheduler(event, self._cluster.now))
 
     def carry_out(self, command: SparkCommand) -> None:
         """Spark is started, asked or ended."""
@@ -310,7 +308,8 @@ class SimulatedSpark:
         """The job has ended."""
         self.checks.stopped = self._over = True
         cluster = self._cluster
-        assert cluster.host.looked(cluster.now, {}, cluster.now) == [], "nothing follows the end"
+        looked = cluster.host.of_scheduler(lambda scheduler, now: scheduler.looked(now, now, {}), cluster.now)
+        assert looked == [], "nothing follows the end"
 
     def bridge(self, process: Process, number: int) -> Spark:
         """The Spark of this life, to which a worker connects. ConnectionError: it is dead, and the worker had no
@@ -346,11 +345,11 @@ class SimulatedSpark:
         name = f"bridge {spark.number}"
         facts = SparkFacts("a session", costs, 4711, "a log", {"1": 4712}, name, NODE, untried=untried)
 
-        def event(host: JobHost, now: float) -> list[HostCommand]:
+        def event(scheduler: ParadigmScheduler, now: float) -> list[Command]:
             if spark.life.state == "STARTING":
                 spark.life.state, spark.life.was_ready = "READY", True
                 self._cluster.counts["Sparks"] += 1
-            return host.spark_ready(spark.number, facts, now)
+            return scheduler.spark_ready(now, spark.number, facts)
 
         self._put(event)
         self._draw_fate(spark)
@@ -370,11 +369,11 @@ class SimulatedSpark:
                     (RangeTrial(BatchCost(0.0002, 1e6), "in some way"), RangeTrial(), RangeTrial(again=True))
                 )
 
-            def event(host: JobHost, now: float) -> list[HostCommand]:
+            def event(scheduler: ParadigmScheduler, now: float) -> list[Command]:
                 spark.life.trials.discard(command.chain)
                 if not spark.lives:
-                    return host.trial_failed(spark.number, command.chain, "the process has died", now)
-                return host.range_tried(spark.number, command.chain, trial, now)
+                    return scheduler.trial_failed(now, spark.number, command.chain, "the process has died")
+                return scheduler.range_tried(now, spark.number, command.chain, trial)
 
             self._put(event)
 
@@ -424,16 +423,16 @@ class SimulatedSpark:
             self._failed(spark, "the process has died")
             return
 
-        def event(host: JobHost, now: float) -> list[HostCommand]:
+        def event(scheduler: ParadigmScheduler, now: float) -> list[Command]:
             if spark.life.state != "GIVEN_UP":
                 spark.life.asked = False
-            return host.spark_answered(spark.number, now)
+            return scheduler.spark_answered(spark.number)
 
         self._put(event)
 
     def _failed(self, spark: Spark, why: str) -> None:
-        def event(host: JobHost, now: float) -> list[HostCommand]:
+        def event(scheduler: ParadigmScheduler, now: float) -> list[Command]:
             spark.life.asked, spark.life.has_failed = False, True
-            return host.spark_failed(spark.number, why, now)
+            return scheduler.spark_failed(now, spark.number, why)
 
         self._put(event)

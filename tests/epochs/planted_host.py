@@ -8,17 +8,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from penstock.host.decide.barriers import Barriers
 from penstock.host.decide.commands import FindOlder, JobEnd, KillProcess
-from penstock.host.decide.driver_requests import RescaleRequest
+from penstock.host.decide.driver_requests import DriverRequests, RescaleRequest
+from penstock.host.decide.generations import Generations
 from penstock.host.decide.job_host import JobHost
+from penstock.host.decide.present_plan import PresentPlan
 from penstock.host.decide.status import StatusBuilder
 from penstock.host.decide.worker_lives import WorkerLives
 from penstock.runtime.epochs.coordinator import BuildTasks, Coordinator, RemoveTasks, Trigger
-from penstock.runtime.program.plan import Plan
 from tests.epochs.sim import Faults
 from tests.planting import Seeds, Test, planted_fault
 
 HOST = "penstock/host/decide/job_host.py"
+REQUESTS = "penstock/host/decide/driver_requests.py"
+BARRIERS = "penstock/host/decide/barriers.py"
+PLAN = "penstock/host/decide/present_plan.py"
+GENERATIONS = "penstock/host/decide/generations.py"
 COORDINATOR = "penstock/runtime/epochs/coordinator.py"
 SCENES = "tests/host/test_job_host.py"
 
@@ -35,41 +41,43 @@ def _all(*patches: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-@planted_fault(HOST, Seeds(168, lambda faults: faults.migrations > 0 and faults.rescales > 0))
+@planted_fault(REQUESTS, Seeds(168, lambda faults: faults.migrations > 0 and faults.rescales > 0))
 def _plan_of_before() -> Any:
     """What was planned for another plan, or another placement, is taken up."""
 
-    def better_placed(self: JobHost, plan: Plan, placed: Any, wanted: Any, now: float) -> Any:
-        self._obey(self.coordinator.migrate(wanted, now), now)
-        return self._settled(now)
+    def serve(self: DriverRequests, now: float) -> None:
+        assert self._better is not None
+        (_, _, wanted), self._better = self._better, None
+        self._obey(self._coordinator.migrate(wanted, now), now)
 
-    return _patch("better_placed", better_placed)
+    return _patch("_serve_better", serve, DriverRequests)
 
 
-@planted_fault(HOST, Test(f"{SCENES}::test_processes_start_and_tasks_are_built_when_all_have_removed_theirs"))
+@planted_fault(GENERATIONS, Test(f"{SCENES}::test_processes_start_and_tasks_are_built_when_all_have_removed_theirs"))
 def _removal_not_awaited() -> Any:
     """Tasks are built, and processes started, before all workers have removed theirs."""
-    remove = JobHost._remove_tasks
+    remove = Generations.remove
 
-    def at_once(self: JobHost, command: RemoveTasks) -> None:
+    def at_once(self: Generations, command: RemoveTasks) -> None:
         remove(self, command)
         self._removing.clear()
 
-    return _patch("_remove_tasks", at_once)
+    return _patch("remove", at_once, Generations)
 
 
 @planted_fault(
-    HOST, Test(f"{SCENES}::test_no_barrier_of_a_stop_begins_before_all_workers_know_which_tasks_stop_after_it")
+    BARRIERS,
+    Test(f"{SCENES}::test_no_barrier_of_a_stop_begins_before_all_workers_know_which_tasks_stop_after_it"),
 )
 def _barrier_before_all_know() -> Any:
     """The barrier of a stop begins before all workers know which tasks stop after it."""
-    park = JobHost._park
+    trigger = Barriers.trigger
 
-    def at_once(self: JobHost, command: Trigger) -> None:
-        park(self, command)
-        self._begin_barrier()
+    def at_once(self: Barriers, command: Trigger, now: float) -> None:
+        trigger(self, command, now)
+        self._begin(now)
 
-    return _patch("_park", at_once)
+    return _patch("trigger", at_once, Barriers)
 
 
 @planted_fault(
@@ -87,22 +95,22 @@ def _stop_forgotten_at_a_death() -> Any:
     return _patch("_go_back", forget, Coordinator)
 
 
-@planted_fault(HOST, Seeds(2, lambda faults: faults.kills > 0))
+@planted_fault(GENERATIONS, Seeds(2, lambda faults: faults.kills > 0))
 def _addresses_of_before() -> Any:
     """Workers that build tasks are told where the others were when tasks were removed."""
-    remove, build = JobHost._remove_tasks, JobHost._build_tasks
+    remove, build = Generations.remove, Generations._build
     known: dict[int, dict[int, str]] = {}
 
-    def note(self: JobHost, command: RemoveTasks) -> None:
-        known[id(self)] = {info["index"]: info["address"] for info in self.lives.infos()}
+    def note(self: Generations, command: RemoveTasks) -> None:
+        known[id(self)] = {info["index"]: info["address"] for info in self._lives.infos()}
         remove(self, command)
 
-    def with_old(self: JobHost, command: BuildTasks) -> None:
-        old = known.get(id(self)) or self.lives.addresses()
+    def with_old(self: Generations, command: BuildTasks) -> None:
+        old = known.get(id(self)) or self._lives.addresses()
         with mock.patch.object(WorkerLives, "addresses", return_value=old):
             build(self, command)
 
-    return _all(_patch("_remove_tasks", note), _patch("_build_tasks", with_old))
+    return _all(_patch("remove", note, Generations), _patch("_build", with_old, Generations))
 
 
 @planted_fault(HOST, Seeds(420, lambda faults: faults.kills > 0 and faults.workers == 1))
@@ -111,48 +119,47 @@ def _finished_while_saving() -> Any:
     end = JobHost._end_if_over
 
     def too_early(self: JobHost, now: float) -> None:
-        if not self.running and self.coordinator.state == "RUNNING" and not self._failures:
+        if not self.lives.running and self.coordinator.state == "RUNNING" and not self._failures:
             self._fail(JobEnd("FINISHED"), now)
         end(self, now)
 
     return _patch("_end_if_over", too_early)
 
 
-@planted_fault(HOST, Seeds(26, lambda faults: faults.kills > 0))
+@planted_fault(COORDINATOR, Seeds(26, lambda faults: faults.kills > 0))
 def _death_told_twice() -> Any:
     """The death of a worker is told to the coordinator twice, so that two processes are started for it."""
-    lost = JobHost._lost
+    lost = Coordinator.worker_lost
 
-    def twice(self: JobHost, worker: int, reason: str, now: float) -> None:
-        lost(self, worker, reason, now)
-        lost(self, worker, reason, now)
+    def twice(self: Coordinator, *told: Any) -> Any:
+        return [*lost(self, *told), *lost(self, *told)]
 
-    return _patch("_lost", twice)
+    return _patch("worker_lost", twice, Coordinator)
 
 
-@planted_fault(HOST, Seeds(11, lambda faults: faults.rescales > 0 and faults.asks > 0))
+@planted_fault("penstock/host/decide/status.py", Seeds(11, lambda faults: faults.rescales > 0 and faults.asks > 0))
 def _status_of_another_plan() -> Any:
     """The status keeps the plan of the job's start while tasks change."""
     return _patch("of", lambda self, plan: self, StatusBuilder)
 
 
-@planted_fault(HOST, Test(f"{SCENES}::test_where_tasks_are_is_known_after_they_have_moved"))
+@planted_fault(PLAN, Test(f"{SCENES}::test_where_tasks_are_is_known_after_they_have_moved"))
 def _placed_as_at_the_start() -> Any:
     """That tasks run elsewhere is not noted."""
-    return _patch("_now_placed", lambda self, placed: None)
+    return _patch("move", lambda self, placed: None, PresentPlan)
 
 
-@planted_fault(HOST, Seeds(39, lambda faults: faults.rescales > 0))
+@planted_fault(REQUESTS, Seeds(39, lambda faults: faults.rescales > 0))
 def _request_forgotten() -> Any:
     """A rescale for which the epoch does not do is given up without a reply."""
-    replan = JobHost._replan
+    replan = DriverRequests._replan
 
-    def careless(self: JobHost, request: RescaleRequest, now: float) -> None:
+    def careless(self: DriverRequests, request: RescaleRequest, now: float) -> None:
         replan(self, request, now)
-        if request in self._requests.at_epoch:
-            self._requests.at_epoch.remove(request)
+        if request in self.at_epoch:
+            self.at_epoch.remove(request)
 
-    return _patch("_replan", careless)
+    return _patch("_replan", careless, DriverRequests)
 
 
 @planted_fault(HOST, Seeds(21, lambda faults: faults.hangs > 0 and faults.kills > 2))
@@ -178,16 +185,16 @@ def _begins_anew() -> Any:
     return _patch("found_older", found_older)
 
 
-@planted_fault(HOST, Seeds(430, lambda faults: faults.rescales > 0 and faults.master_kills > 0))
+@planted_fault(REQUESTS, Seeds(430, lambda faults: faults.rescales > 0 and faults.master_kills > 0))
 def _parallelism_not_saved() -> Any:
     """Manifests do not say how many tasks operators have been given."""
-    replan = JobHost._replan
+    replan = DriverRequests._replan
 
-    def careless(self: JobHost, request: RescaleRequest, now: float) -> None:
+    def careless(self: DriverRequests, request: RescaleRequest, now: float) -> None:
         replan(self, request, now)
-        self.parallelism.clear()
+        self._present.parallelism.clear()
 
-    return _patch("_replan", careless)
+    return _patch("_replan", careless, DriverRequests)
 
 
 @planted_fault(HOST, Seeds(36, lambda faults: faults.master_kills > 0 and faults.kills > 0))
@@ -202,16 +209,16 @@ def _numbers_of_an_earlier_life() -> Any:
     return _patch("__init__", forgetful)
 
 
-@planted_fault(HOST, Seeds(9, lambda faults: faults.kills > 2))
+@planted_fault(GENERATIONS, Seeds(9, lambda faults: faults.kills > 2))
 def _the_dead_are_waited_for() -> Any:
     """A worker that has died before it removed its tasks is waited for."""
     over = JobHost._over
 
     def waits(self: JobHost, worker: int, now: float, then: Callable[[], None] = lambda: None) -> None:
-        waiting = worker in self._removing
+        waiting = worker in self._generations._removing
         over(self, worker, now, then)
         if waiting:
-            self._removing.add(worker)
+            self._generations._removing.add(worker)
 
     return _patch("_over", waits)
 
@@ -228,7 +235,8 @@ def _commits_are_not_awaited() -> Any:
     def deaf(self: JobHost, command: Any, now: float) -> None:
         complete(self, command, now)
         if command.final:
-            for number, (worker, handler) in list(self._calls.items()):
-                self._calls[number] = (worker, type(handler)(lambda answer, now: None, handler.refused))
+            opened = self._calls._open
+            for number, (worker, handler) in list(opened.items()):
+                opened[number] = (worker, type(handler)(lambda answer, now: None, handler.refused))
 
     return _patch("_complete", deaf)

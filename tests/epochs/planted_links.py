@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 from penstock.host.decide.broken_links import BrokenLinks
+from penstock.host.decide.death import Death
 from penstock.host.decide.job_host import JobHost
 from penstock.host.decide.worker_lives import LifeState
 from penstock.runtime.exchange.delivery import Delivery
@@ -112,10 +113,10 @@ def _silent_workers_are_taken_back() -> Any:
     died, said = JobHost.process_died, JobHost.said
     lost: set[tuple[int, int, int]] = set()
 
-    def died_and_note(self: JobHost, worker: int, incarnation: int, *rest: Any, with_node: bool = False) -> Any:
-        if with_node:
+    def died_and_note(self: JobHost, worker: int, incarnation: int, death: Death, now: float) -> Any:
+        if death.with_node:
             lost.add((id(self), worker, incarnation))
-        return died(self, worker, incarnation, *rest, with_node=with_node)
+        return died(self, worker, incarnation, death, now)
 
     def taken_back(self: JobHost, worker: int, incarnation: int, what: Any, now: float) -> Any:
         life = self.lives._lives[worker]
@@ -124,7 +125,8 @@ def _silent_workers_are_taken_back() -> Any:
             life.move("start")
             life.move("ready")
             self.lives.running.add(worker)
-            self._starts = [start for start in self._starts if start[1] != worker]
+            generations = self._generations
+            generations._starts = [start for start in generations._starts if start[1] != worker]
             self._obey(self.coordinator.started(worker), now)
         return said(self, worker, incarnation, what, now)
 

@@ -3,17 +3,18 @@ tests/planting.py. All of them are events of one JobHost, so the simulated clust
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 from penstock.bridge.commands import DivertTasks, WorkerCommand
 from penstock.bridge.paradigm_scheduler import ParadigmScheduler
 from penstock.host.decide.job_host import JobHost
+from penstock.host.decide.paradigms import Paradigms, SparkEvent
 from tests.epochs.sim import Faults
 from tests.planting import Seeds, Test, planted_fault
 
 _HOST = "penstock/host/decide/job_host.py"
+_PARADIGMS = "penstock/host/decide/paradigms.py"
 _SCHEDULER = "penstock/bridge/paradigm_scheduler.py"
 
 
@@ -32,30 +33,30 @@ def _switches(faults: Faults) -> bool:
 # --- a switch and a death ---------------------------------------------------------------------------------------------
 
 
-@planted_fault(_HOST, Seeds(5, lambda faults: _switches(faults) and faults.kills > 0))
+@planted_fault(_PARADIGMS, Seeds(5, lambda faults: _switches(faults) and faults.kills > 0))
 def _messages_to_the_dead() -> Any:
     """A worker that has died since it told its load is sent the scheduler's message, which nobody answers."""
-    call = JobHost._call_for_scheduler
+    call = Paradigms._call
 
-    def whoever(self: JobHost, command: WorkerCommand, now: float) -> None:
-        running = set(range(self._options.workers))
-        with mock.patch.object(JobHost, "running", running):
+    def whoever(self: Paradigms, command: WorkerCommand, now: float) -> None:
+        everyone = self._lives.running | set(self._lives.without_run())
+        with mock.patch.object(self._lives, "running", everyone):
             call(self, command, now)
 
-    return _patch(JobHost, "_call_for_scheduler", whoever)
+    return _patch(Paradigms, "_call", whoever)
 
 
-@planted_fault(_HOST, Seeds(5, lambda faults: faults.diversions > 0 and faults.kills > 0))
+@planted_fault(_PARADIGMS, Seeds(5, lambda faults: faults.diversions > 0 and faults.kills > 0))
 def _a_death_is_an_answer() -> Any:
     """A worker that dies before it has diverted its tasks counts as one that has."""
-    not_done = JobHost._not_done
+    not_done = Paradigms._not_done
 
-    def done(self: JobHost, command: WorkerCommand, why: str | None, now: float) -> None:
+    def done(self: Paradigms, command: WorkerCommand, why: str | None, now: float) -> None:
         if why is None and isinstance(command, DivertTasks):
-            self._schedule(lambda scheduler: scheduler.done(now, command.number), now)
+            self.take(lambda scheduler, now: scheduler.done(now, command.number), now)
         not_done(self, command, why, now)
 
-    return _patch(JobHost, "_not_done", done)
+    return _patch(Paradigms, "_not_done", done)
 
 
 # --- switches among each other, and the end ---------------------------------------------------------------------------
@@ -65,11 +66,12 @@ def _a_death_is_an_answer() -> Any:
 def _decisions_after_the_end() -> Any:
     """The scheduler goes on when the job has ended."""
 
-    def always(self: JobHost, event: Callable[[ParadigmScheduler], Any], now: float) -> Any:
-        self._schedule(event, now)
+    def always(self: JobHost, event: SparkEvent, now: float) -> Any:
+        assert self._paradigms is not None
+        self._paradigms.take(event, now)
         return self._settled(now)
 
-    return _patch(JobHost, "_of_scheduler", always)
+    return _patch(JobHost, "of_scheduler", always)
 
 
 @planted_fault(_SCHEDULER, Seeds(2, lambda faults: _decides(faults) and faults.spark_trouble > 0))
@@ -84,12 +86,11 @@ def _a_late_failure_counts() -> Any:
     return _patch(ParadigmScheduler, "spark_failed", whichever)
 
 
-@planted_fault(_HOST, Test("tests/host/test_spark_runner.py::test_a_fault_of_the_scheduler_does_not_end_the_job"))
+@planted_fault(_PARADIGMS, Test("tests/host/test_spark_runner.py::test_a_fault_of_the_scheduler_does_not_end_the_job"))
 def _a_fault_of_the_scheduler_ends_the_job() -> Any:
     """An error in the scheduler is an error of the JobHost."""
 
-    def carelessly(self: JobHost, event: Callable[[ParadigmScheduler], Any], now: float) -> None:
-        assert self._scheduler is not None
-        event(self._scheduler)
+    def carelessly(self: Paradigms, event: SparkEvent, now: float) -> None:
+        event(self._scheduler, now)
 
-    return _patch(JobHost, "_schedule", carelessly)
+    return _patch(Paradigms, "take", carelessly)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.host.decide.commands import KillRelay, StartRelay
+from penstock.host.decide.job_host import RelayEvent
 from penstock.host.decide.process_commands import TellRelay
 from penstock.runtime.relaying.relay import Relay
 from tests.epochs.links import Ends, Node
@@ -71,7 +72,9 @@ class Relays:
         reached = node is not None and nodes.hears(node) and nodes.is_heard(node)
         if node is None or not reached or self.rng.random() < cluster.faults.stillborn:
             cluster.counts["relays not started"] += 1
-            cluster._do(cluster.host.relay_died(number, command.node_id, "it could not be started", cluster.now))
+            self._tell_host(
+                lambda relays, now: relays.relay_died(number, command.node_id, "it could not be started", now)
+            )
             return
         cluster.lives += 1
         ends = Ends(cluster.network, number, cluster.lives, node, cluster.faults.capacity, self.rng, far=True)
@@ -85,9 +88,12 @@ class Relays:
 
         def ready() -> None:
             if life.wanted:
-                cluster._do(cluster.host.relay_ready(number, info, cluster.now))
+                self._tell_host(lambda relays, now: relays.relay_ready(number, info, now))
 
         cluster._after(self.rng.random() * 0.01, ready)
+
+    def _tell_host(self, event: RelayEvent) -> None:
+        self._cluster._do(self._cluster.host.of_relays(event, self._cluster.now))
 
     # --- what happens to relays ----------------------------------------------------------------------------------
 
@@ -118,7 +124,7 @@ class Relays:
         life.wanted = False
 
         def died() -> None:
-            cluster._do(cluster.host.relay_died(life.number, "its node", "it has died", cluster.now))
+            self._tell_host(lambda relays, now: relays.relay_died(life.number, "its node", "it has died", now))
 
         cluster._after(after_s, died)
 
@@ -177,7 +183,7 @@ class Relays:
         heard = nodes.is_heard(life.node) and not cluster._master_paused()
         if life.confirmed and life.wanted and heard and (whole or rng.random() < cluster.faults.hurry):
             life.confirmed -= 1
-            cluster._do(cluster.host.relay_knows(life.number, cluster.now))
+            self._tell_host(lambda relays, now: relays.relay_knows(life.number, now))
             return True
         if life.ends.inbox.quiet and not whole:
             return False

@@ -53,7 +53,8 @@ from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, a
 from penstock.bridge.paradigm_scheduler import ParadigmScheduler
 from penstock.host.carry.store_keeper import NotSaved, StoreKeeper
 from penstock.host.decide import commands as host_commands
-from penstock.host.decide.job_host import Found, HostOptions, JobHost
+from penstock.host.decide.death import Death
+from penstock.host.decide.job_host import CoordinatorEvent, Found, HostOptions, JobHost, RequestEvent
 from penstock.host.decide.process_commands import (
     Build,
     ExpectRelay,
@@ -820,12 +821,12 @@ class EpochCluster:
     @property
     def plan(self) -> Plan:
         """The job's present plan."""
-        return self.host.plan if hasattr(self, "host") else self.first_plan
+        return self.host.present.plan if hasattr(self, "host") else self.first_plan
 
     @property
     def placed(self) -> dict[int, int]:
         """The worker of each task."""
-        return self.host.placed
+        return self.host.present.placed
 
     @property
     def coordinator(self) -> Coordinator:
@@ -980,13 +981,13 @@ class EpochCluster:
         if not isinstance(command, protocol.Trigger | protocol.Save | protocol.Complete | protocol.Unpark):
             self.progress = self.steps
         self.story.append((self.now, command))
-        if self.host.plan is not self._looked_at:
-            operator = self.asked.pop(self.host._requests.rescaling[-1])
+        if self.host.present.plan is not self._looked_at:
+            operator = self.asked.pop(self.host.requests.rescaling[-1])
             self.counts["rescales"] += 1
-            self.checks.replanned(self._looked_at, self.host.plan, operator)
+            self.checks.replanned(self._looked_at, self.host.present.plan, operator)
             self.remembered.append((self._looked_at, self._placed_before))
-            self._looked_at = self.host.plan
-        self._placed_before = dict(self.host.placed)
+            self._looked_at = self.host.present.plan
+        self._placed_before = dict(self.host.present.placed)
         if isinstance(command, protocol.Trigger) and command.parking:
             moving = self.coordinator._migration
             if moving is None:
@@ -1009,6 +1010,12 @@ class EpochCluster:
             while self.woken:
                 self._end(self.woken.pop())
             self.checks.end()
+
+    def _tell_requests(self, event: RequestEvent) -> None:
+        self._do(self.host.of_requests(event, self.now))
+
+    def _tell_coordinator(self, event: CoordinatorEvent) -> None:
+        self._do(self.host.of_coordinator(event, self.now))
 
     def _do(self, commands: list[host_commands.HostCommand]) -> None:
         """Carry out what the JobHost commands."""
@@ -1102,7 +1109,7 @@ class EpochCluster:
         self.requests += 1
         self.halting, self.halt_at = self.requests, None
         self.story.append((self.now, "STOP with a savepoint"))
-        self._do(self.host.stop_with_savepoint(self.requests, "a place", self.now))
+        self._tell_requests(lambda requests, _: requests.stop_with_savepoint(self.requests, "a place"))
 
     def _copy_and_stop(self, command: host_commands.CopySavepointAndStop) -> None:
         fails = self.others.random() < self.faults.no_copy
@@ -1112,15 +1119,18 @@ class EpochCluster:
             self.keeper.copy_to(Store(self.savepoint_files, SAVEPOINT), command.plan)
         except (StoreError, SnapshotDamaged) as error:
             self.counts["savepoints that could not be written"] += 1
-            self._do(self.host.not_copied(command.generation, error, self.now))
+            failed = error
+            self._tell_requests(lambda requests, now: requests.not_copied(command.generation, failed, now))
             return
         if self.master_kills and self.others.random() < 0.3:
             self._kill_master()
         elif self.kills and self.live and self.others.random() < 0.3:
             self._kill(self.others.choice(self.live))
-            self._after(0.0, lambda: self._do(self.host.copied(command.generation, self.now)))
+            self._after(
+                0.0, lambda: self._tell_coordinator(lambda coordinator, _: coordinator.copied(command.generation))
+            )
         else:
-            self._do(self.host.copied(command.generation, self.now))
+            self._tell_coordinator(lambda coordinator, _: coordinator.copied(command.generation))
 
     def _start_from_savepoint(self) -> None:
         """The job has ended with a savepoint. Nothing of it is left but what its sinks have committed, and another job
@@ -1186,14 +1196,16 @@ class EpochCluster:
         except SnapshotDamaged as error:
             self.keeping = False
             self.counts["epochs that build on what is lost"] += 1
-            self._do(self.host.not_saved(manifest.epoch, str(error), self.now))
+            why = str(error)
+            self._tell_coordinator(lambda coordinator, _: coordinator.not_saved(manifest.epoch, why))
         except NotSaved as error:
             self.keeping = False
             self.counts["lost manifests"] += 1
             self.counts["epochs given up while the store was closed"] += self.is_closed
             self.store.given_up(manifest.epoch)
             self._doubt()
-            self._do(self.host.not_saved(manifest.epoch, str(error), self.now))
+            why = str(error)
+            self._tell_coordinator(lambda coordinator, _: coordinator.not_saved(manifest.epoch, why))
         else:
             # It may be there, so nobody may go back to an older epoch: it is written until that is known.
             self.counts["unknown manifests"] += 1
@@ -1208,7 +1220,7 @@ class EpochCluster:
         if self.master_kills and self.rng.random() < 0.1:
             self._kill_master()
             return
-        self._do(self.host.saved(manifest.epoch, self.now))
+        self._tell_coordinator(lambda coordinator, _: coordinator.saved(manifest.epoch))
 
     def _keep(self) -> None:
         """The keeper does what it has to do beside the epochs."""
@@ -1233,7 +1245,7 @@ class EpochCluster:
     def _merged(self, task: int, old: list[Blob], new: Blob) -> None:
         def replace_chain() -> None:
             self.counts["snapshots put together"] += len(old)
-            self._do(self.host.replaced(task, old, new, self.now))
+            self._tell_coordinator(lambda coordinator, _: coordinator.replace_chain(task, old, new))
 
         self.checks.merged(old[-1].name, new.name)
         self._after(self.disk.random() * 0.02, replace_chain)
@@ -1265,7 +1277,7 @@ class EpochCluster:
         self.requests += 1
         self.asked[self.requests] = operator
         self.story.append((self.now, f"RESCALE {operator} to {parallelism}"))
-        self._do(self.host.rescale(self.requests, operator, parallelism, self.now))
+        self._tell_requests(lambda requests, _: requests.rescale(self.requests, operator, parallelism))
         return self.requests
 
     def _migrate(self) -> None:
@@ -1282,13 +1294,13 @@ class EpochCluster:
             wanted[task] = self.rng.randrange(self.faults.workers)
         if measured:
             moving = self.coordinator.migrating
-            self._do(self.host.better_placed(plan, placed, wanted, self.now))
+            self._tell_requests(lambda requests, _: requests.better_placed(plan, placed, wanted))
             stale = plan is not self.plan or placed != self.placed
             assert moving or not (stale and self.coordinator.migrating), "what was planned for another plan is done"
             return
         names = {plan.task_name(plan.by_number[task]): worker for task, worker in wanted.items()}
         self.requests += 1
-        self._do(self.host.migrate(self.requests, names, self.now))
+        self._tell_requests(lambda requests, _: requests.migrate(self.requests, names))
 
     def hears_of_links(self, process: Process, links: list[SilentLink]) -> list[host_commands.HostCommand]:
         """The JobHost hears what a process tells of its links."""
@@ -1649,7 +1661,8 @@ class EpochCluster:
         worker, incarnation, reason = process.worker, process.incarnation, "it was killed"
         if process.ready:
             words = (None, None) if process.with_node else self._last_words(process)
-            self._do(self.host.process_died(worker, incarnation, reason, *words, self.now, with_node=process.with_node))
+            death = Death(reason, *words, with_node=process.with_node)
+            self._do(self.host.process_died(worker, incarnation, death, self.now))
         else:
             self._do(self.host.process_not_started(worker, incarnation, reason, self.now))
 
@@ -1908,11 +1921,11 @@ class EpochCluster:
     def _look_at_load(self) -> None:
         """Some workers tell their load, by which chance sends a chain to Spark, or takes it back."""
         assert self.chance is not None
-        running = self.host.running
+        running = self.host.lives.running
         for number, worker in self.chance.open.items():
             assert worker in running, f"message {number} to worker {worker} is never answered"
         told = {p.worker: p.loop.load() for p in self.live if p.ready and self.others.random() < 0.7}
-        self._do(self.host.looked(self.now, told, self.now))
+        self._do(self.host.of_scheduler(lambda scheduler, now: scheduler.looked(now, now, told), self.now))
 
     def _late(self, process: Process) -> None:
         for queue in (process.answers, process.said):
@@ -2093,7 +2106,7 @@ class EpochCluster:
     def _say_lost(self, names: frozenset[str], reason: str) -> None:
         self.counts["losses told"] += 1
         self.store.may_be_lost(names)
-        commands = self.host.lost(names, reason, self.now)
+        commands = self.host.of_coordinator(lambda coordinator, now: coordinator.lost(names, reason, now), self.now)
         self.counts["rewrites"] += any(
             isinstance(command, host_commands.Call) and isinstance(command.command, protocol.SaveWholeState)
             for command in commands

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.host.decide.broken_links import BrokenLinks, GivenUp, Station, pairs_of
 from penstock.host.decide.commands import EndJob, GiveUpMachine
+from penstock.host.decide.death import Death
 from penstock.host.process.link_watch import watch_links
 from penstock.jobs.progress import line, links, processes
 from penstock.runtime.program.flow import Flow
@@ -226,9 +227,8 @@ def test_a_host_gives_up_a_machine_whose_link_is_cut_and_goes_on_when_its_worker
     assert [(one["from"], one["to"]) for one in status["links"]] == [(0, 1)]
     assert until_it_acts(made) == [GiveUpMachine("m1", made.others[-1].reason)]
     restarts = host.coordinator.restarts
-    made.take(
-        host.process_died(1, host.lives.incarnation(1), made.others[-1].reason, None, None, made.now, with_node=True)
-    )
+    death = Death(made.others[-1].reason, with_node=True)
+    made.take(host.process_died(1, host.lives.incarnation(1), death, made.now))
     assert host.coordinator.restarts == restarts + 1
     assert host.build_status([], {}, 0.0, made.now)["links"] == []
     assert not [one for one in until_it_acts(made) if isinstance(one, EndJob)]

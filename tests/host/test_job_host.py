@@ -27,7 +27,15 @@ from penstock.host.decide.commands import (
     StartRelay,
     TellAll,
 )
-from penstock.host.decide.job_host import Found, HostOptions, JobHost
+from penstock.host.decide.death import Death
+from penstock.host.decide.job_host import (
+    CoordinatorEvent,
+    Found,
+    HostOptions,
+    JobHost,
+    RelayEvent,
+    RequestEvent,
+)
 from penstock.host.decide.process_commands import Build, ExpectRelay, Remove, Removed, Stop, TellRelay, UseRelays
 from penstock.runtime.epochs.coordinator import Complete, EpochOptions, Trigger
 from penstock.runtime.epochs.manifest import Blob, Manifest
@@ -41,6 +49,8 @@ from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.worker.blackbox import Note
+
+KILLED = Death("it was killed")
 
 
 def plan_of(workers: int) -> Plan:
@@ -144,7 +154,17 @@ class Job:
 
     def dies(self, worker: int) -> None:
         incarnation = self.host.lives.incarnation(worker)
-        self.take(self.host.process_died(worker, incarnation, "it was killed", None, None, self.now))
+        self.take(self.host.process_died(worker, incarnation, KILLED, self.now))
+
+    def asks(self, event: RequestEvent) -> None:
+        self.take(self.host.of_requests(event, self.now))
+
+    def hears(self, event: CoordinatorEvent) -> None:
+        """The coordinator hears of the store."""
+        self.take(self.host.of_coordinator(event, self.now))
+
+    def relays_hear(self, event: RelayEvent) -> None:
+        self.take(self.host.of_relays(event, self.now))
 
     def acknowledge(self, epoch: int, *, finished: bool = False, parked: bool = False) -> None:
         """All tasks acknowledge an epoch."""
@@ -153,7 +173,7 @@ class Job:
             self.said(Acknowledged(task, generation, epoch, finished, True, blob, parked=parked))
 
     def said(self, what: Any) -> None:
-        worker = self.host.placed[what.task]
+        worker = self.host.present.placed[what.task]
         self.take(self.host.said(worker, self.host.lives.incarnation(worker), what, self.now))
 
     def tick(self, seconds: float) -> None:
@@ -162,7 +182,7 @@ class Job:
 
     def saved(self) -> None:
         """The first manifest that was to be saved is written."""
-        self.take(self.host.saved(self.saves.pop(0).manifest.epoch, self.now))
+        self.hears(lambda coordinator, _: coordinator.saved(self.saves.pop(0).manifest.epoch))
 
     @property
     def ends(self) -> list[JobEnd]:
@@ -199,7 +219,7 @@ def test_a_job_whose_last_worker_dies_while_a_manifest_is_saved_has_not_finished
     job.acknowledge(1)
     job.silent.add("start")
     job.dies(0)
-    assert not job.host.running
+    assert not job.host.lives.running
     assert job.ends == []
     job.saved()
     assert job.ends == []
@@ -248,7 +268,7 @@ def test_what_an_earlier_process_says_late_has_no_effect() -> None:
     job.tick(1.0)
     (of_one,) = (call for call in job.calls if call.worker == 1 and call.incarnation == 3)
     before = job.host.coordinator.generation
-    assert job.host.process_died(1, 2, "again", None, None, job.now) == []
+    assert job.host.process_died(1, 2, KILLED, job.now) == []
     assert job.host.said(1, 1, Declined(0, 99, 1, "no", True), job.now) == []
     assert job.host.answered(1, 2, of_one.number, None, job.now) == []
     assert job.host.run_ended(1, 1, "boom", None, job.now) == []
@@ -259,7 +279,7 @@ def test_what_an_earlier_process_says_late_has_no_effect() -> None:
 def test_a_death_of_which_nothing_is_known_is_not_guessed_at(caplog: pytest.LogCaptureFixture) -> None:
     job = running()
     incarnation = job.host.lives.incarnation(1)
-    job.take(job.host.process_died(1, incarnation, "it has gone", None, None, job.now, known=False))
+    job.take(job.host.process_died(1, incarnation, Death("it has gone", known=False), job.now))
     assert "it has gone; the agent of its node cannot say how" in caplog.text
     assert "for want of memory" not in caplog.text
 
@@ -270,7 +290,7 @@ def test_a_task_that_was_running_at_two_deaths_is_said_to_take_its_records_one_b
     job = running()
     for deaths in (1, 2):
         incarnation = job.host.lives.incarnation(1)
-        job.take(job.host.process_died(1, incarnation, "it was killed", Note(1), None, job.now))
+        job.take(job.host.process_died(1, incarnation, Death("it was killed", Note(1)), job.now))
         job.tick(10.0)
         said = "job job: task last[0] was running at two deaths, so until 10 epochs have completed it takes its records"
         assert caplog.text.count(said) == deaths - 1
@@ -296,14 +316,14 @@ def test_a_task_that_could_not_write_has_room_made_when_that_may_help() -> None:
 
 def test_a_plan_that_was_changed_while_it_was_planned_anew_is_not_taken_up() -> None:
     job = running()
-    plan, placed = job.host.plan, dict(job.host.placed)
+    plan, placed = job.host.present.plan, dict(job.host.present.placed)
     wanted = dict.fromkeys(placed, 0)
     elsewhere = dict.fromkeys(placed, 1)
-    assert job.host.better_placed(plan_of(2), placed, wanted, job.now) == [], "the plan is another one"
-    assert job.host.better_placed(plan, elsewhere, wanted, job.now) == [], "tasks have moved meanwhile"
-    job.take(job.host.migrate(1, {"last[0]": 1}, job.now))
+    for known, at in ((plan_of(2), placed), (plan, elsewhere)):  # the plan is another one; tasks have moved meanwhile
+        assert job.host.of_requests(lambda r, _, known=known, at=at: r.better_placed(known, at, wanted), job.now) == []  # type: ignore[misc]
+    job.asks(lambda requests, _: requests.migrate(1, {"last[0]": 1}))
     assert job.others == [Reply(1)], "it is there already"
-    job.take(job.host.better_placed(plan, placed, wanted, job.now))
+    job.asks(lambda requests, _: requests.better_placed(plan, placed, wanted))
     assert job.host.coordinator.migrating
 
 
@@ -312,15 +332,15 @@ def test_tasks_that_placement_wants_elsewhere_wait_until_an_epoch_is_saved() -> 
     job = running()
     job.tick(1.5)
     job.acknowledge(1)
-    placed = dict(job.host.placed)
+    placed = dict(job.host.present.placed)
     wanted = dict.fromkeys(placed, 0)
-    job.take(job.host.better_placed(job.host.plan, placed, wanted, job.now))
+    job.asks(lambda requests, _: requests.better_placed(job.host.present.plan, placed, wanted))
     assert not job.host.coordinator.migrating
     job.saved()
     assert job.host.coordinator.migrating
     job.acknowledge(2, parked=True)
     job.saved()
-    assert job.host.placed == wanted
+    assert job.host.present.placed == wanted
     job.tick(1.5)
     assert not job.host.coordinator.migrating, "once is enough"
 
@@ -346,7 +366,9 @@ def test_the_number_of_a_rescale_holds_for_the_job_itself_and_not_for_one_that_s
 
     def tasks(found: Found) -> dict[str, int]:
         host = JobHost(flow.plan(2), HostOptions(2, EpochOptions(1.0), has_store=True, flow=flow), InTurn(2), found)
-        return {name: host.plan.chain_of(name).parallelism for name in ("read", "count", "fused", "open", "last")}
+        return {
+            name: host.present.plan.chain_of(name).parallelism for name in ("read", "count", "fused", "open", "last")
+        }
 
     assert tasks(Found(own)) == {"read": 1, "count": 5, "fused": 5, "open": 3, "last": 3}
     origin = Store.open(tmp_path, "savepoint")
@@ -355,23 +377,23 @@ def test_the_number_of_a_rescale_holds_for_the_job_itself_and_not_for_one_that_s
 
 def test_where_tasks_are_is_known_after_they_have_moved() -> None:
     job = running()
-    job.take(job.host.migrate(1, {"last[0]": 0}, job.now))
+    job.asks(lambda requests, _: requests.migrate(1, {"last[0]": 0}))
     job.acknowledge(1, parked=True)
     job.saved()
     assert Reply(1) in job.others
-    assert set(job.host.placed.values()) == {0}
+    assert set(job.host.present.placed.values()) == {0}
     job.dies(1)
     assert job.host.life.state == "RUNNING", "it had no task any more"
 
 
 def test_requests_are_refused_with_what_is_wrong_and_end_with_the_job() -> None:
     job = running()
-    job.take(job.host.migrate(1, {"nobody[0]": 1}, job.now))
-    job.take(job.host.migrate(2, {"last[0]": 9}, job.now))
-    job.take(job.host.rescale(3, "nobody", 2, job.now))
-    job.take(job.host.savepoint(4, "place", job.now))
+    job.asks(lambda requests, _: requests.migrate(1, {"nobody[0]": 1}))
+    job.asks(lambda requests, _: requests.migrate(2, {"last[0]": 9}))
+    job.asks(lambda requests, _: requests.rescale(3, "nobody", 2))
+    job.asks(lambda requests, _: requests.savepoint(4, "place"))
     job.take(job.host.cancel(job.now))
-    job.take(job.host.savepoint(5, "place", job.now))
+    job.asks(lambda requests, _: requests.savepoint(5, "place"))
     replies = {command.request: str(command.error) for command in job.others if isinstance(command, Reply)}
     assert "has no task 'nobody[0]'; it has: last[0], read[0]" in replies[1]
     assert "there is no worker 9; the job has 0 to 1" in replies[2]
@@ -380,7 +402,7 @@ def test_requests_are_refused_with_what_is_wrong_and_end_with_the_job() -> None:
     assert "has ended" in replies[5]
     assert job.ends == [JobEnd("CANCELLED")]
     without = Job(epochs=False)
-    (reply,) = without.host.savepoint(1, "place", without.now)
+    (reply,) = without.host.of_requests(lambda requests, _: requests.savepoint(1, "place"), without.now)
     assert isinstance(reply, Reply)
     assert isinstance(reply.error, JobError)
     assert "run it with epochs (epoch_interval_s=1," in str(reply.error)
@@ -388,17 +410,17 @@ def test_requests_are_refused_with_what_is_wrong_and_end_with_the_job() -> None:
 
 def test_a_savepoint_is_given_up_with_what_it_waits_for() -> None:
     job = running()
-    job.take(job.host.savepoint(1, "place", job.now))
-    assert job.host.give_up_savepoint(1) == "epoch 1, which waits for read[0], last[0]"
-    assert job.host.give_up_savepoint(1) is None
-    job.take(job.host.savepoint(2, "place", job.now))
+    job.asks(lambda requests, _: requests.savepoint(1, "place"))
+    assert job.host.requests.give_up_savepoint(1) == "epoch 1, which waits for read[0], last[0]"
+    assert job.host.requests.give_up_savepoint(1) is None
+    job.asks(lambda requests, _: requests.savepoint(2, "place"))
     job.acknowledge(1)
-    assert job.host.give_up_savepoint(2) == "epoch 2, which waits for read[0], last[0]"
+    assert job.host.requests.give_up_savepoint(2) == "epoch 2, which waits for read[0], last[0]"
     job.saved()
     job.silent.add("start")
     job.dies(1)
-    job.take(job.host.savepoint(3, "place", job.now))
-    assert job.host.give_up_savepoint(3) == "the tasks to run, and the job is RECOVERING"
+    job.asks(lambda requests, _: requests.savepoint(3, "place"))
+    assert job.host.requests.give_up_savepoint(3) == "the tasks to run, and the job is RECOVERING"
     assert not any(isinstance(command, CopySavepoint | Reply) for command in job.others)
 
 
@@ -478,7 +500,7 @@ def test_a_status_never_has_the_state_before_a_restart_and_the_number_of_restart
     before = job.host.build_status([], {}, job.now, job.now)
     assert (before["state"], before["epochs"]["restarts"]) == ("RUNNING", 0)
     job.silent.add("start")
-    job.take(job.host.process_died(0, 1, "it was killed", None, None, job.now))
+    job.take(job.host.process_died(0, 1, KILLED, job.now))
     after = job.host.build_status([], {}, job.now, job.now)
     assert (after["state"], after["epochs"]["restarts"]) == ("RECOVERING", 1)
 
@@ -503,7 +525,7 @@ def with_relays() -> tuple[Job, list[int]]:
 
 
 def relay_gets_ready(job: Job, number: int) -> None:
-    job.take(job.host.relay_ready(number, {"pid": number, "address": f"at {number}"}, job.now))
+    job.relays_hear(lambda relays, now: relays.relay_ready(number, {"pid": number, "address": f"at {number}"}, now))
     relays_obey(job)
 
 
@@ -514,7 +536,7 @@ def relays_obey(job: Job) -> list[TellRelay]:
         job.others = [command for command in job.others if not isinstance(command, TellRelay)]
         told += tells
         for tell in tells:
-            job.take(job.host.relay_knows(tell.number, job.now))
+            job.relays_hear(lambda relays, now, tell=tell: relays.relay_knows(tell.number, now))  # type: ignore[misc]
     return told
 
 
@@ -542,7 +564,7 @@ def test_the_message_of_a_lost_relay_names_its_node_as_that_of_a_lost_worker_doe
 
 def test_relays_start_with_a_job_and_are_replaced_when_they_die() -> None:
     job, (first, second) = with_relays()
-    job.take(job.host.relay_died(first, "left", "it was killed", job.now))
+    job.relays_hear(lambda relays, now: relays.relay_died(first, "left", "it was killed", now))
     assert job.maps[0].of_worker == job.maps[1].of_worker == {1: second}
     due = job.host.due()
     assert due is not None
@@ -587,7 +609,7 @@ def test_a_rescale_after_which_records_of_several_tasks_meet_before_watermarks_i
     read = source.map_async(same, name="same") if mixes else source.map(abs, name="same")
     read.watermark(lambda n: n, name="watermark").write(Null(), name="last")
     job = Job(plan=flow.plan(2))
-    job.take(job.host.rescale(1, "source", 2, job.now))
+    job.asks(lambda requests, _: requests.rescale(1, "source", 2))
     said = "records of several tasks or splits meet before they get watermarks: before 'watermark'"
     assert (said in caplog.text) == mixes
     assert ("after rescale('source', 2)" in caplog.text) == mixes
@@ -596,7 +618,7 @@ def test_a_rescale_after_which_records_of_several_tasks_meet_before_watermarks_i
 def stopping() -> Job:
     """A job that a driver has asked to stop with a savepoint, and whose tasks have stopped."""
     job = running()
-    job.take(job.host.stop_with_savepoint(1, "place", job.now))
+    job.asks(lambda requests, _: requests.stop_with_savepoint(1, "place"))
     job.acknowledge(1, parked=True)
     assert job.saves[0].manifest.extra["stop"] == "place"
     return job
@@ -605,7 +627,7 @@ def stopping() -> Job:
 def test_no_barrier_of_a_stop_begins_before_all_workers_know_which_tasks_stop_after_it() -> None:
     job = running()
     job.silent = {"Park", "Trigger"}
-    job.take(job.host.stop_with_savepoint(1, "place", job.now))
+    job.asks(lambda requests, _: requests.stop_with_savepoint(1, "place"))
     assert [name_of(call) for call in job.calls] == ["Park", "Park"]
     job.answer(job.calls.pop())
     assert [name_of(call) for call in job.calls] == ["Park"]
@@ -620,12 +642,12 @@ def test_a_stop_is_decided_when_its_epoch_is_complete_and_ends_when_its_savepoin
     copy = next(command for command in job.others if isinstance(command, CopySavepointAndStop))
     assert copy.place == "place"
     assert job.host.due() is None, "no epoch follows"
-    job.take(job.host.copied(copy.generation, job.now))
+    job.hears(lambda coordinator, _: coordinator.copied(copy.generation))
     for worker in (0, 1):
         job.take(job.host.run_ended(worker, 1, None, None, job.now))
     assert job.ends == [JobEnd("FINISHED")]
     assert Reply(1) in job.others
-    assert job.host.has_stopped_with("place")
+    assert job.host.requests.has_stopped_with("place")
 
 
 def test_after_a_death_all_tasks_are_built_again_and_none_runs_before_the_job_has_stopped() -> None:
@@ -640,8 +662,9 @@ def test_after_a_death_all_tasks_are_built_again_and_none_runs_before_the_job_ha
     connected += job.calls
     again = next(command for command in job.others if isinstance(command, CopySavepointAndStop))
     assert not connected, "a task would emit what the savepoint does not have"
-    assert job.host.copied(copy.generation, job.now) == [], "the answer to an earlier command"
-    job.take(job.host.copied(again.generation, job.now))
+    earlier = job.host.of_coordinator(lambda coordinator, _: coordinator.copied(copy.generation), job.now)
+    assert earlier == [], "the answer to an earlier command"
+    job.hears(lambda coordinator, _: coordinator.copied(again.generation))
     assert job.host.coordinator.state == "ENDED"
 
 
@@ -659,8 +682,8 @@ def test_whoever_continues_from_the_epoch_of_a_stop_ends_the_job_there() -> None
     copy = next(command for command in after.others if isinstance(command, CopySavepointAndStop))
     assert copy.place == "place"
     assert not after.calls, "no task runs"
-    after.take(host.stop_with_savepoint(7, "place", after.now))
-    after.take(host.copied(copy.generation, after.now))
+    after.asks(lambda requests, _: requests.stop_with_savepoint(7, "place"))
+    after.hears(lambda coordinator, _: coordinator.copied(copy.generation))
     for worker in (0, 1):
         after.take(host.run_ended(worker, host.lives.incarnation(worker), None, None, after.now))
     assert Reply(7) in after.others, "the driver that asks again hears that it is done"
@@ -672,7 +695,7 @@ def test_a_savepoint_that_cannot_be_written_lets_the_job_go_on() -> None:
     copy = next(command for command in job.others if isinstance(command, CopySavepointAndStop))
     job.silent.add("Unpark")
     error = OSError("the place takes nothing")
-    job.take(job.host.not_copied(copy.generation, error, job.now))
+    job.asks(lambda requests, now: requests.not_copied(copy.generation, error, now))
     assert [name_of(call) for call in job.calls] == ["Unpark", "Unpark"]
     assert Reply(1, error) in job.others
     assert job.host.life.state == "RUNNING"
@@ -684,7 +707,7 @@ def test_a_savepoint_that_cannot_be_written_lets_the_job_go_on() -> None:
 
 def test_a_death_before_its_epoch_is_complete_lets_the_stop_be_tried_again() -> None:
     job = running()
-    job.take(job.host.stop_with_savepoint(1, "place", job.now))
+    job.asks(lambda requests, _: requests.stop_with_savepoint(1, "place"))
     job.dies(0)
     job.tick(1.5)
     job.tick(1.5)
@@ -696,11 +719,11 @@ def test_a_death_before_its_epoch_is_complete_lets_the_stop_be_tried_again() -> 
 
 def test_a_job_that_ends_by_itself_during_a_stop_tries_its_last_epoch_again() -> None:
     job = running()
-    job.take(job.host.stop_with_savepoint(1, "place", job.now))
+    job.asks(lambda requests, _: requests.stop_with_savepoint(1, "place"))
     job.acknowledge(5, finished=True)
     last = job.saves.pop(0).manifest
     assert last.final
-    job.take(job.host.not_saved(last.epoch, "the store takes nothing", job.now))
+    job.hears(lambda coordinator, _: coordinator.not_saved(last.epoch, "the store takes nothing"))
     job.tick(1.5)
     assert job.saves[0].manifest.final
     job.saved()

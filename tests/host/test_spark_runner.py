@@ -402,7 +402,7 @@ def test_a_trial_that_fails_makes_spark_doubted(caplog: pytest.LogCaptureFixture
     job = trying_job()
     spark = job.spark()
     job.refusal = "take_sample: the records cannot travel"
-    with caplog.at_level(logging.INFO, logger="penstock.host.decide.job_host"):
+    with caplog.at_level(logging.INFO, logger="penstock.host.decide.paradigms"):
         records_come(job, lambda: "the records cannot travel" in caplog.text, "the log says why there is no sample")
     close(job)
     job = trying_job()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.host.decide.job_host import why_not_built
+from penstock.host.decide.generations import why_not_built
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, StoreUnreachable
 from penstock.runtime.records.pickling import dumps, loads

@@ -269,7 +269,7 @@ def runner_of(job: ps.Job) -> Any:
 
 def waits_for_an_epoch(job: ps.Job) -> bool:
     host = runner_of(job)._host
-    return host is not None and bool(host._requests.at_epoch)
+    return host is not None and bool(host.requests.at_epoch)
 
 
 def given_up(job: ps.Job, place: Path, when: Callable[[], object]) -> str:
@@ -309,7 +309,7 @@ def test_a_savepoint_that_waits_for_a_task_is_given_up(fresh_name: Callable[[], 
         wait_until(lambda: job.status()["records_read"] > 0, "the task hangs in its function")
         said = given_up(job, place, lambda: waits_for_an_epoch(job))
         assert re.search(r"It waits for epoch \d+, which waits for [^.]*wait", said)
-        assert not runner_of(job)._host._requests.at_epoch
+        assert not runner_of(job)._host.requests.at_epoch
     finally:
         (tmp_path / "go").touch()
     check_that_it_goes_on(job, place)

@@ -18,7 +18,7 @@ from penstock.host.decide.commands import HostCommand, JobEnd
 from penstock.runtime.errors import JobError
 
 if TYPE_CHECKING:
-    from penstock.host.decide.job_host import JobHost
+    from penstock.host.decide.job_host import CoordinatorEvent, JobHost, RequestEvent
 
 T = TypeVar("T")
 
@@ -38,6 +38,14 @@ class EventQueue:
     def put(self, event: Event) -> None:
         """Appends an event."""
         self._events.put(event)
+
+    def tell_requests(self, event: RequestEvent) -> None:
+        """Appends an event of the job's requests."""
+        self.put(lambda host: host.of_requests(event, time.monotonic()))
+
+    def tell_coordinator(self, event: CoordinatorEvent) -> None:
+        """Appends an event of the coordinator."""
+        self.put(lambda host: host.of_coordinator(event, time.monotonic()))
 
     def get(self, timeout_s: float | None) -> Event | None:
         """Waits for the next event. Returns None when none has come in this time."""

@@ -165,10 +165,10 @@ class JobRunner:
             case requests.StopWithSavepoint(place):
                 self._savepoints.stop_with(place)
             case requests.Rescale(operator, parallelism):
-                self._requests.ask(lambda host, number: host.rescale(number, operator, parallelism, time.monotonic()))
+                self._requests.ask(lambda requests, number: requests.rescale(number, operator, parallelism))
             case requests.Migrate(tasks):
                 self._carrier.migrating()
-                self._requests.ask(lambda host, number: host.migrate(number, tasks, time.monotonic()))
+                self._requests.ask(lambda requests, number: requests.migrate(number, tasks))
             case requests.Traffic():
                 return self._carrier.traffic()
             case requests.Release(driver):
@@ -227,16 +227,16 @@ class JobRunner:
     @property
     def plan(self) -> Plan:
         """The plan of the tasks that run now."""
-        return self._first_plan if self._host is None else self._host.plan
+        return self._first_plan if self._host is None else self._host.present.plan
 
     def placed(self) -> tuple[Plan, dict[int, int]]:
         """Returns the plan of the tasks that run now, and the worker of each task."""
-        return self._events.look(lambda host: (host.plan, host.placed))
+        return self._events.look(lambda host: (host.present.plan, host.present.placed))
 
     def better_placed(self, plan: Plan, placed: dict[int, int], wanted: dict[int, int]) -> None:
         """Asks for tasks to be moved to the workers in `wanted`. The JobHost ignores this when the job's plan, or the
         workers of its tasks, are not `plan` and `placed` any more."""
-        self._events.put(lambda host: host.better_placed(plan, placed, wanted, time.monotonic()))
+        self._events.tell_requests(lambda requests, _: requests.better_placed(plan, placed, wanted))
 
     # --- told by workers -----------------------------------------------------------------------------------
 
@@ -389,7 +389,7 @@ class JobRunner:
         if self.options.store is not None and self.options.spares:
             arguments = (lambda: host.life.state == JobState.RUNNING,)
             threading.Thread(target=processes.keep_spares, args=arguments, name="penstock-spares", daemon=True).start()
-        if aligned_tasks(host.plan):
+        if aligned_tasks(host.present.plan):
             threading.Thread(target=self._align_sources, name="penstock-align", daemon=True).start()
         while host.end is None:
             due = host.due()
@@ -409,9 +409,9 @@ class JobRunner:
         host = self._host
         if host is not None and end.state != "CANCELLED":  # they were told to cancel, which has to come first
             with suppress(PenstockError):
-                self._workers.ask(Halt(), _HALT_S, host.running)
+                self._workers.ask(Halt(), _HALT_S, host.lives.running)
         until = time.monotonic() + _HALT_S
-        while host is not None and host.running and (left_s := until - time.monotonic()) > 0:
+        while host is not None and host.lives.running and (left_s := until - time.monotonic()) > 0:
             if (event := self._events.get(left_s)) is not None:
                 event(host)
         if host is not None and host.end is not None:
@@ -419,7 +419,7 @@ class JobRunner:
         if self._relays is not None:
             self._relays.close()
         if self._processes is not None:
-            self._processes.close(() if host is None else host.running)
+            self._processes.close(() if host is None else host.lives.running)
 
     # --- carrying out commands -----------------------------------------------------------------------------
 
@@ -469,7 +469,7 @@ class JobRunner:
         # A worker that is paused, or died just now, does not answer. The status then shows its last report. One whose
         # run has ended has said its last counts, and may be dead since.
         host = self._host
-        reports = [] if host is None else list(self._workers.ask(GetStatus(), _STATUS_S, host.running).values())
+        reports = [] if host is None else list(self._workers.ask(GetStatus(), _STATUS_S, host.lives.running).values())
         silent = self._workers.silent()
         if host is None:
             with self._early_lock:

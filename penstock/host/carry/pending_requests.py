@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.host.carry.event_queue import Event, EventQueue
+from penstock.host.carry.event_queue import EventQueue
 
 if TYPE_CHECKING:
-    from penstock.host.decide.commands import HostCommand
-    from penstock.host.decide.job_host import JobHost
+    from penstock.host.decide.driver_requests import DriverRequests
+    from penstock.host.decide.job_host import RequestEvent
 
 
 class PendingRequests:
@@ -25,10 +25,10 @@ class PendingRequests:
         self._numbers = 0
         self._lock = threading.Lock()
 
-    def ask(self, ask: Callable[[JobHost, int], list[HostCommand]]) -> None:
+    def ask(self, ask: Callable[[DriverRequests, int], None]) -> None:
         """Gives a driver's request to the JobHost, and waits for the JobHost's reply."""
         with self.open() as (number, reply):
-            self._events.put(lambda host: ask(host, number))
+            self._events.tell_requests(lambda requests, _: ask(requests, number))
             self._events.wait(reply)
 
     @contextmanager
@@ -44,13 +44,13 @@ class PendingRequests:
         finally:
             self.give_up(number)
 
-    def put_if_wanted(self, number: int, event: Event) -> bool:
+    def tell_if_wanted(self, number: int, event: RequestEvent) -> bool:
         """Gives an event to the JobHost while a driver waits for the reply to this request. Returns whether one
         does."""
         with self._lock:
             wanted = number in self._replies
             if wanted:
-                self._events.put(event)
+                self._events.tell_requests(event)
             return wanted
 
     def is_wanted(self, number: int) -> bool:

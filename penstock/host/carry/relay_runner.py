@@ -109,21 +109,25 @@ class RelayRunner:
         self._handles[number] = handle
         self._links[number] = Link(number, handle.info["control"])
         self._questions.connect(number, handle.info["control"], number)
-        return host.relay_ready(number, handle.info, time.monotonic())
+        return host.of_relays(lambda relays, now: relays.relay_ready(number, handle.info, now), time.monotonic())
 
     def _died(self, host: JobHost, number: int, node: str, reason: str) -> list[HostCommand]:
         self._wanted.discard(number)
         self._questions.disconnect(number)
         if self._handles.pop(number, None) is not None:
             self._links.pop(number).close()
-        return host.relay_died(number, node, reason, time.monotonic())
+        return host.of_relays(lambda relays, now: relays.relay_died(number, node, reason, now), time.monotonic())
 
     def _tell(self, command: TellRelay) -> None:
         number = command.number
         if (link := self._links.get(number)) is not None:  # otherwise it has died, and the JobHost will hear of it
+
+            def knows(host: JobHost) -> list[HostCommand]:
+                return host.of_relays(lambda relays, now: relays.relay_knows(number, now), time.monotonic())
+
             link.send(
                 command,
-                lambda _: self._put(lambda host: host.relay_knows(number, time.monotonic())),
+                lambda _: self._put(knows),
                 lambda _: self._put(lambda _: self._kill(number)),  # `_start` tells of its end
             )
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.host.carry.event_queue import Event, EventQueue
+from penstock.host.carry.event_queue import EventQueue
 from penstock.host.carry.pending_requests import PendingRequests
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import JobError
@@ -20,7 +20,7 @@ from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
-    from penstock.host.decide.job_host import JobHost
+    from penstock.host.decide.job_host import JobHost, RequestEvent
 
 # How long the JobHost may take to say for what a savepoint has waited.
 _GIVE_UP_S = 5.0
@@ -51,7 +51,7 @@ class Savepoints:
         TimeoutError, which says what it has waited for."""
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         with self._requests.open() as (number, reply):
-            place_answers = self._begin(number, url, lambda host: host.savepoint(number, url, time.monotonic()))
+            place_answers = self._begin(number, url, lambda requests, _: requests.savepoint(number, url))
             try:
                 return self._events.wait(reply, deadline)
             except TimeoutError:
@@ -69,15 +69,15 @@ class Savepoints:
         """Returns when the savepoint is written and the job is about to end. A driver may call this again when the host
         of the job has died since."""
         with self._requests.open() as (number, reply):
-            self._begin(number, url, lambda host: host.stop_with_savepoint(number, url, time.monotonic()))
+            self._begin(number, url, lambda requests, _: requests.stop_with_savepoint(number, url))
             try:
                 self._events.wait(reply)
             except JobError:
                 host = self._host()  # an earlier call may have ended the job, and its driver may not have heard of it
-                if not (self._events.ended.is_set() and host is not None and host.has_stopped_with(url)):
+                if not (self._events.ended.is_set() and host is not None and host.requests.has_stopped_with(url)):
                     raise
 
-    def _begin(self, number: int, url: str, event: Event) -> threading.Event:
+    def _begin(self, number: int, url: str, event: RequestEvent) -> threading.Event:
         """Asks the JobHost when the place has answered, in a thread. Returns what is set then."""
         answers = threading.Event()
 
@@ -88,7 +88,7 @@ class Savepoints:
             except Exception as error:  # the driver waits for a reply, whatever the error
                 self._requests.reply(number, error)
                 return
-            if self._requests.put_if_wanted(number, event):
+            if self._requests.tell_if_wanted(number, event):
                 answers.set()
 
         threading.Thread(target=begin, name="penstock-savepoint", daemon=True).start()
@@ -99,7 +99,8 @@ class Savepoints:
         opening = self._host() is None
         try:
             # While the job starts, this event comes after the one that asks for the savepoint.
-            waited_for = self._events.look(lambda host: host.give_up_savepoint(number), 0.0 if opening else _GIVE_UP_S)
+            patience_s = 0.0 if opening else _GIVE_UP_S
+            waited_for = self._events.look(lambda host: host.requests.give_up_savepoint(number), patience_s)
         except TimeoutError:
             return "the job to start" if opening else "the job to end"
         return waited_for or (

@@ -16,14 +16,16 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.bridge.commands import CheckSpark, EndSpark, KillSpark, PrepareSpark, SparkCommand, TryRange
+from penstock.bridge.commands import CheckSpark, Command, EndSpark, KillSpark, PrepareSpark, SparkCommand, TryRange
 
 if TYPE_CHECKING:
     from penstock.bridge.forms import RangeForm
+    from penstock.bridge.paradigm_scheduler import ParadigmScheduler
     from penstock.bridge.session import SparkOptions
     from penstock.bridge.spark_life import RangeTrial, SparkFacts
     from penstock.host.decide.commands import HostCommand
     from penstock.host.decide.job_host import JobHost
+    from penstock.host.decide.paradigms import SparkEvent
     from penstock.runtime.worker.load import TaskLoad
     from penstock.runtime.worker.sample import RecordSample
 
@@ -86,20 +88,20 @@ class SparkRunner:
             case PrepareSpark():
                 self._ask_bridge(
                     lambda: self._started(command).prepare(),
-                    lambda host, facts, now: host.spark_ready(life, facts, now),
-                    lambda host, why, now: host.spark_failed(life, why, now),
+                    lambda scheduler, facts, now: scheduler.spark_ready(now, life, facts),
+                    lambda scheduler, why, now: scheduler.spark_failed(now, life, why),
                 )
             case CheckSpark():
                 self._ask_bridge(
                     lambda: self._bridges[life].check(),  # noqa: PLW0108 - what it raises is an answer too
-                    lambda host, _, now: host.spark_answered(life, now),
-                    lambda host, why, now: host.spark_failed(life, why, now),
+                    lambda scheduler, _, now: scheduler.spark_answered(life),
+                    lambda scheduler, why, now: scheduler.spark_failed(now, life, why),
                 )
             case TryRange(_, chain, sample):
                 self._ask_bridge(
                     lambda: self._bridges[life].try_range(chain, sample),
-                    lambda host, trial, now: host.range_tried(life, chain, trial, now),
-                    lambda host, why, now: host.trial_failed(life, chain, why, now),
+                    lambda scheduler, trial, now: scheduler.range_tried(now, life, chain, trial),
+                    lambda scheduler, why, now: scheduler.trial_failed(now, life, chain, why),
                 )
             case EndSpark():
                 self._end(life)
@@ -128,7 +130,12 @@ class SparkRunner:
                     self._job,
                     error,
                 )
-            self._put(lambda host, asked_s=asked_s, loads=loads: host.looked(asked_s, loads, time.monotonic()))  # type: ignore[misc]
+            self._tell_host(
+                lambda scheduler, now, asked_s=asked_s, loads=loads: scheduler.looked(now, asked_s, loads)  # type: ignore[misc]
+            )
+
+    def _tell_host(self, event: SparkEvent) -> None:
+        self._put(lambda host: host.of_scheduler(event, time.monotonic()))
 
     def _started(self, command: PrepareSpark) -> BridgeHandle:
         name = f"penstock.bridge.{self._job}.{command.life}.{time.time_ns():x}"  # none of a dead actor is used again
@@ -138,8 +145,8 @@ class SparkRunner:
     def _ask_bridge(
         self,
         ask: Callable[[], Future[Any]],
-        answered: Callable[[JobHost, Any, float], list[HostCommand]],
-        failed: Callable[[JobHost, str, float], list[HostCommand]],
+        answered: Callable[[ParadigmScheduler, Any, float], list[Command]],
+        failed: Callable[[ParadigmScheduler, str, float], list[Command]],
     ) -> None:
         """Asks a bridge for something. Its answer, or why there is none, becomes an event."""
 
@@ -148,11 +155,11 @@ class SparkRunner:
             if error is not None:
                 fail(error)
             else:
-                self._put(lambda host: answered(host, answer.result(), time.monotonic()))
+                self._tell_host(lambda scheduler, now: answered(scheduler, answer.result(), now))
 
         def fail(error: BaseException) -> None:
             why = str(error)
-            self._put(lambda host: failed(host, why, time.monotonic()))
+            self._tell_host(lambda scheduler, now: failed(scheduler, why, now))
 
         try:
             ask().add_done_callback(done)

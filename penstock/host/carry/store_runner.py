@@ -219,7 +219,7 @@ class StoreRunner:
         self._events.put(lambda host: host.store_says(trouble))
 
     def _has_lost(self, names: frozenset[str], reason: str) -> None:
-        self._events.put(lambda host: host.lost(names, reason, time.monotonic()))
+        self._events.tell_coordinator(lambda coordinator, now: coordinator.lost(names, reason, now))
 
     def _failed(self, error: Exception) -> None:
         self._fail(JobEnd.by_own_fault(error))
@@ -234,16 +234,16 @@ class StoreRunner:
                 return
         except (SnapshotDamaged, NotSaved) as error:
             reason = str(error)
-            self._events.put(lambda host: host.not_saved(epoch, reason, time.monotonic()))
+            self._events.tell_coordinator(lambda coordinator, _: coordinator.not_saved(epoch, reason))
             return
         except StoreError as error:
             self._fail(JobEnd("FAILED", str(error)))
             return
         self.note_epochs()
-        self._events.put(lambda host: host.saved(epoch, time.monotonic()))
+        self._events.tell_coordinator(lambda coordinator, _: coordinator.saved(epoch))
 
         def replaced(task: int, old: list[Blob], new: Blob) -> None:
-            self._events.put(lambda host: host.replaced(task, old, new, time.monotonic()))
+            self._events.tell_coordinator(lambda coordinator, _: coordinator.replace_chain(task, old, new))
 
         self.keeper.tidy(epoch, replaced)
 
@@ -272,6 +272,6 @@ class StoreRunner:
             self.keeper.savepoint(command.plan, command.place)
         except Exception as error:  # the job continues, whatever the error
             failed = error
-            self._events.put(lambda host: host.not_copied(generation, failed, time.monotonic()))
+            self._events.tell_requests(lambda requests, now: requests.not_copied(generation, failed, now))
         else:
-            self._events.put(lambda host: host.copied(generation, time.monotonic()))
+            self._events.tell_coordinator(lambda coordinator, _: coordinator.copied(generation))

@@ -20,6 +20,7 @@ from penstock.host.carry.event_queue import EventQueue
 from penstock.host.carry.links import AllWorkers, Link
 from penstock.host.carry.processes import CannotStart, ProcessDied, Processes, WorkerHandle
 from penstock.host.decide.commands import Call, GiveUpMachine, HostCommand, KillProcess, StartProcess
+from penstock.host.decide.death import Death
 from penstock.host.decide.job_host import JobHost
 from penstock.host.decide.process_commands import Build
 from penstock.host.process.hangs import SilenceDetector
@@ -182,17 +183,8 @@ class WorkerRunner:
         self._links[worker].close()
         self._workers.disconnect(worker)
         note, crash, doing = words or LastWords()
-        return host.process_died(
-            worker,
-            incarnation,
-            str(died),
-            note,
-            crash,
-            time.monotonic(),
-            with_node=died.with_node,
-            known=words is not None,
-            doing=doing,
-        )
+        death = Death(str(died), note, crash, died.with_node, words is not None, doing)
+        return host.process_died(worker, incarnation, death, time.monotonic())
 
     def _hangs(self, worker: int, incarnation: int, stopped: bool) -> None:
         self._events.put(lambda host: host.process_hangs(worker, incarnation, stopped, time.monotonic()))

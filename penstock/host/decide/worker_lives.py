@@ -92,6 +92,10 @@ class WorkerLives:
         life = self._lives[worker]
         return life.incarnation == incarnation and life.state == LifeState.RUNNING
 
+    def without_run(self) -> list[int]:
+        """Returns the workers whose run loop does not run."""
+        return sorted(self._lives.keys() - self.running)
+
     def incarnation(self, worker: int) -> int:
         """The number of the worker's last process."""
         return self._lives[worker].incarnation
