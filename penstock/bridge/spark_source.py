@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.bridge.session.diagnosis import essence, text_of
 from penstock.runtime.errors import FlowError, SourceError, shorten
 from penstock.runtime.sources.base import Split
 from penstock.runtime.sources.parquet import Parquet
@@ -191,7 +192,9 @@ def _written(df: DataFrame, place: str) -> int:
         writer = df.observe(counter, F.count(F.lit(1)).alias("rows")).write.mode("append")
         writer.option("parquet.block.size", _GROUP_BYTES).parquet(f"file://{place}")
     except Exception as error:  # Spark's and py4j's errors have no class of their own in common
-        raise SourceError(f"from_spark: Spark could not write the frame to {place!r}: {_essence(error)}") from error
+        raise SourceError(
+            f"from_spark: Spark could not write the frame to {place!r}: {essence(text_of(error))}"
+        ) from error
     counted: list[int] = []
 
     def count() -> None:
@@ -239,13 +242,3 @@ def _as_in_spark(type: pa.DataType, spark: Any) -> pa.DataType:
             for field, theirs in zip(inner, spark["fields"], strict=True)
         ]
     )
-
-
-def _essence(error: Exception) -> str:
-    """Returns the part of an error of Spark that says most: the innermost cause, without the lines of Java."""
-    try:
-        text = str(error).strip()
-    except Exception:  # py4j's errors ask the JVM for their text, and it may be the JVM that has gone
-        return f"{type(error).__name__}: the JVM has ended"
-    said = text.rpartition("Caused by: ")[2].partition("\n\tat ")[0]
-    return " ".join(said.split())[:800] or type(error).__name__

@@ -26,7 +26,7 @@ import numpy as np
 from penstock.placement.assignment import assign_from_each_level
 from penstock.placement.balance import Limits, limits_of, pack
 from penstock.placement.consolidation import consolidate_once
-from penstock.placement.refinement import PATIENCE, NodePartition, Partition
+from penstock.placement.refinement import PATIENCE, Partition
 from penstock.placement.traffic import Floats, Ints, TrafficGraph
 
 # Levels are made until so many parents a place are left, or so many in all.
@@ -127,7 +127,7 @@ def partition_over_nodes(
     limits = Limits(np.maximum(even.cpu, graph.loads(starts[0], count)), room)
 
     def made(graph: TrafficGraph, places: Ints) -> Partition:
-        return NodePartition(graph, limits, places, node_of, nodes, node_cost)
+        return Partition(graph, limits, places, node_of, nodes, node_cost)
 
     return _Search(spread, fair, factor, limits, seed, made).best(packed, starts, quick=True)
 

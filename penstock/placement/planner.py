@@ -29,7 +29,7 @@ from penstock.placement.baselines import in_turn
 from penstock.placement.hop_costs import NODE_COST
 from penstock.placement.multilevel import Workers, partition, partition_over_nodes
 from penstock.placement.placement import Placement, shares, speeds, workers_of
-from penstock.placement.refinement import NodePartition
+from penstock.placement.refinement import Partition
 from penstock.placement.relabel import relabelled
 from penstock.placement.traffic import Ints, Node, TrafficGraph
 
@@ -116,7 +116,7 @@ def _cheapest(
     on_nodes = node_limits(graph, nodes, factor)
 
     def badness(places: Ints) -> tuple[float, float]:
-        return NodePartition(graph, most, places, workers, on_nodes, node_cost).badness
+        return Partition(graph, most, places, workers, on_nodes, node_cost).badness
 
     return min(candidates, key=badness)
 

@@ -9,8 +9,8 @@ tasks for each task that exchanges records with the other side, and nothing for 
 
 A partition never gets worse: it gets less overload, or the same overload and less traffic across.
 
-A `NodePartition` assigns tasks to the workers of several nodes. A hop between two nodes costs more than one between two
-workers of a node, and a node has limits of its own. Its pairs of places are pairs of workers, on the same node or not.
+Places may be the workers of several nodes. A hop between two nodes then costs more than one between two workers of a
+node, and a node has limits of its own. Pairs of places are pairs of workers, on the same node or not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from penstock.placement.balance import Limits
-from penstock.placement.traffic import Floats, Ints, TrafficGraph
+from penstock.placement.traffic import Ints, TrafficGraph
 
 #: A pass over a pair of places ends after so many changes of side without a new best.
 PATIENCE = 60
@@ -69,23 +69,42 @@ class _Filling:
 class Partition:
     """An assignment of tasks to places; see the module's docstring."""
 
-    def __init__(self, graph: TrafficGraph, limits: Limits, places: Ints) -> None:
-        self.graph = graph
+    def __init__(
+        self,
+        graph: TrafficGraph,
+        limits: Limits,
+        places: Ints,
+        node_of: Ints | None = None,
+        nodes: Limits | None = None,
+        node_cost: float = 1.0,
+    ) -> None:
+        """`limits` are those of the places, and `nodes` those of their nodes. `node_of` has the node of each place.
+        `node_cost`: what traffic between nodes costs, relative to traffic between places of one node. Without these
+        three, all places are alike."""
+        self._graph = graph
         self._near = graph.near
         self._cpu: list[float] = graph.cpu.tolist()
         self._memory: list[float] = graph.memory.tolist()
-        self.allowed: list[list[bool]] | None = None if graph.allowed is None else graph.allowed.tolist()
+        self._allowed: list[list[bool]] | None = None if graph.allowed is None else graph.allowed.tolist()
         count = len(limits.cpu)
         self._places: list[int] = places.tolist()
         used = np.bincount(places, weights=graph.memory, minlength=count)
-        self.workers = _Filling(limits, graph.loads(places, count).tolist(), used.tolist())
+        self._workers = _Filling(limits, graph.loads(places, count).tolist(), used.tolist())
         self._heaviest = max(self._cpu, default=0.0)
         self.least = _EPSILON * graph.total_traffic  # a gain that may be a rounding error does not count
         self._members: list[set[int]] = [set() for _ in range(count)]
         for v, place in enumerate(self._places):
             self._members[place].add(v)
-        self.node_of = [0] * count  # of each place; here all places are those of one node
-        self.nodes = _Filling(Limits(np.full(1, np.inf), np.full(1, np.inf)), [0.0], [0.0])
+        self._node_ids = np.zeros(count, dtype=np.int64) if node_of is None else node_of
+        self._node_of: list[int] = self._node_ids.tolist()
+        self._node_cost = node_cost
+        self._nodes: _Filling | None = None
+        if nodes is not None:
+            of_nodes = (
+                np.bincount(self._node_ids, weights=of, minlength=len(nodes.cpu)).tolist()
+                for of in (self._workers.load, self._workers.used)
+            )
+            self._nodes = _Filling(nodes, *of_nodes)
         self._badness: tuple[float, float] | None = None
         self._patience = PATIENCE
         self.work = 0  # the number of edges looked at so far: the cost of the search on every machine
@@ -97,14 +116,17 @@ class Partition:
 
     @property
     def cost(self) -> float:
-        """Returns the traffic between places."""
-        return self.graph.edge_cut(self._places)
+        """Returns the traffic between places, in which traffic between nodes counts `node_cost` times."""
+        if self._nodes is None:
+            return self._graph.edge_cut(self._places)
+        places = self.places
+        return self._graph.hop_cost(places, self._node_ids[places], self._node_cost)
 
     @property
     def overload(self) -> float:
-        """Returns by how much the places exceed their limits, each as a fraction of its limit, added up. The result 0
-        means balanced."""
-        return self.workers.overload
+        """Returns by how much the places and nodes exceed their limits, each as a fraction of its limit, added up. The
+        result 0 means balanced."""
+        return self._workers.overload + (0.0 if self._nodes is None else self._nodes.overload)
 
     @property
     def badness(self) -> tuple[float, float]:
@@ -114,17 +136,19 @@ class Partition:
         return self._badness
 
     def _excess(self, place: int) -> float:
-        """Returns by how much a place exceeds its limit."""
-        return self.workers.excess(place)
-
-    def cost_of_a_hop(self, a: int, b: int) -> float:
-        """Returns the cost of traffic between two places."""
-        return 1.0
+        """Returns by how much a place and its node exceed their limits."""
+        over = self._workers.excess(place)
+        return over if self._nodes is None else over + self._nodes.excess(self._node_of[place])
 
     def _room(self, source: int, target: int) -> tuple[float, float]:
         """Returns the CPU and the memory that may move from one place to another at this point of a pass, which may
         overfill a place by one task. The result is negative where nothing may move."""
-        return self._room_in(self.workers, source, target)
+        room, room_memory = self._room_in(self._workers, source, target)
+        here, there = self._node_of[source], self._node_of[target]
+        if self._nodes is None or here == there:
+            return room, room_memory
+        on_node, on_node_memory = self._room_in(self._nodes, here, there)
+        return min(room, on_node), min(room_memory, on_node_memory)
 
     def _room_in(self, filling: _Filling, source: int, target: int) -> tuple[float, float]:
         load, most = filling.load, filling.cpu_most
@@ -153,10 +177,15 @@ class Partition:
         come first."""
         count = len(self._members)
         at = self.places
-        a = np.repeat(at, np.diff(self.graph.starts))
-        b = at[self.graph.neighbours]
-        traffic = np.bincount(a * count + b, weights=self.graph.traffic, minlength=count * count)
-        between = self._reach(traffic.astype(np.float64, copy=False).reshape(count, count))
+        a = np.repeat(at, np.diff(self._graph.starts))
+        b = at[self._graph.neighbours]
+        traffic = np.bincount(a * count + b, weights=self._graph.traffic, minlength=count * count)
+        between = traffic.astype(np.float64, copy=False).reshape(count, count)
+        if self._nodes is not None:
+            # Workers on different nodes may gain from each other when one exchanges records with the other's node.
+            same = self._node_ids[:, None] == self._node_ids[None, :]
+            to_nodes = between @ same
+            between = np.where(same, between, to_nodes + to_nodes.T)
         full = [place for place in range(count) if self._excess(place) > 0]
         pairs = [
             (-between[a, b], a, b)
@@ -166,14 +195,10 @@ class Partition:
         ]
         return [(a, b) for _, a, b in sorted(pairs)]
 
-    def _reach(self, between: Floats) -> Floats:
-        """Returns how promising each pair of places is, given the traffic between them. 0: nothing can be gained."""
-        return between
-
     def _improve_pair(self, a: int, b: int) -> bool:
         """Makes one pass between two places, and returns whether anything became better."""
-        near, places, allowed = self._near, self._places, self.allowed
-        twice = 2 * self.cost_of_a_hop(a, b)
+        near, places, allowed = self._near, self._places, self._allowed
+        twice = 2 * (1.0 if self._node_of[a] == self._node_of[b] else self._node_cost)
         overfull = self._excess(a) > 0 or self._excess(b) > 0
         gains: dict[int, float] = {}
         heaps: dict[int, list[tuple[float, int]]] = {a: [], b: []}
@@ -232,20 +257,39 @@ class Partition:
         self._places[v] = target
         self._members[source].remove(v)
         self._members[target].add(v)
-        self.workers.move(self._cpu[v], self._memory[v], source, target)
+        self._workers.move(self._cpu[v], self._memory[v], source, target)
+        here, there = self._node_of[source], self._node_of[target]
+        if self._nodes is not None and here != there:
+            self._nodes.move(self._cpu[v], self._memory[v], here, there)
 
     def _gain(self, v: int, other: int) -> tuple[float, bool]:
-        """Returns by how much the crossing traffic would fall if a task were at another place, and whether the task
-        exchanges anything with that place."""
-        places = self._places
+        """Returns by how much the cost would fall if a task were at another place, and whether the task exchanges
+        anything with that place, or with its node if that is another one."""
+        places, node_of = self._places, self._node_of
         own = places[v]
+        here, there = node_of[own], node_of[other]
         gain, border = 0.0, False
+        if here == there:
+            for u, traffic in self._near[v]:
+                place = places[u]
+                if place == own:
+                    gain -= traffic
+                elif place == other:
+                    gain += traffic
+                    border = True
+            return gain, border
+        far, more = self._node_cost, self._node_cost - 1
         for u, traffic in self._near[v]:
-            there = places[u]
-            if there == own:
-                gain -= traffic
-            elif there == other:
-                gain += traffic
+            place = places[u]
+            if place == own:
+                gain -= far * traffic
+            elif place == other:
+                gain += far * traffic
+                border = True
+            elif node_of[place] == here:
+                gain -= more * traffic
+            elif node_of[place] == there:
+                gain += more * traffic
                 border = True
         return gain, border
 
@@ -285,81 +329,3 @@ class Partition:
             if over[0] != over[1]:
                 return found[0][1] if over[0] > over[1] else found[1][1]
         return min(found)[1]
-
-
-class NodePartition(Partition):
-    """An assignment of tasks to the workers of several nodes; see the module's docstring. `limits` are those of the
-    workers, and `nodes` those of the nodes. The node of each worker is in `node_of`."""
-
-    def __init__(
-        self, graph: TrafficGraph, limits: Limits, places: Ints, node_of: Ints, nodes: Limits, node_cost: float
-    ) -> None:
-        super().__init__(graph, limits, places)
-        self._node_ids = node_of
-        self.node_of = node_of.tolist()
-        self._node_cost = node_cost
-        workers, count = self.workers, len(nodes.cpu)
-        load = np.bincount(node_of, weights=workers.load, minlength=count)
-        used = np.bincount(node_of, weights=workers.used, minlength=count)
-        self.nodes = _Filling(nodes, load.tolist(), used.tolist())
-
-    @property
-    def cost(self) -> float:
-        """Returns the traffic between workers of a node, and `node_cost` times the traffic between nodes."""
-        places = self.places
-        return self.graph.hop_cost(places, self._node_ids[places], self._node_cost)
-
-    @property
-    def overload(self) -> float:
-        return self.workers.overload + self.nodes.overload
-
-    def _excess(self, place: int) -> float:
-        return self.workers.excess(place) + self.nodes.excess(self.node_of[place])
-
-    def cost_of_a_hop(self, a: int, b: int) -> float:
-        return 1.0 if self.node_of[a] == self.node_of[b] else self._node_cost
-
-    def _room(self, source: int, target: int) -> tuple[float, float]:
-        room, room_memory = super()._room(source, target)
-        here, there = self.node_of[source], self.node_of[target]
-        if here == there:
-            return room, room_memory
-        on_node, on_node_memory = self._room_in(self.nodes, here, there)
-        return min(room, on_node), min(room_memory, on_node_memory)
-
-    def _move(self, v: int, source: int, target: int) -> None:
-        super()._move(v, source, target)
-        here, there = self.node_of[source], self.node_of[target]
-        if here != there:
-            self.nodes.move(self._cpu[v], self._memory[v], here, there)
-
-    def _reach(self, between: Floats) -> Floats:
-        """Two workers on different nodes may gain from each other when the one exchanges records with the other's
-        node."""
-        same = self._node_ids[:, None] == self._node_ids[None, :]
-        to_nodes = between @ same
-        found: Floats = np.where(same, between, to_nodes + to_nodes.T)
-        return found
-
-    def _gain(self, v: int, other: int) -> tuple[float, bool]:
-        node_of = self.node_of
-        own = self._places[v]
-        here, there = node_of[own], node_of[other]
-        if here == there:
-            return super()._gain(v, other)
-        places = self._places
-        far, more = self._node_cost, self._node_cost - 1
-        gain, border = 0.0, False
-        for u, traffic in self._near[v]:
-            place = places[u]
-            if place == own:
-                gain -= far * traffic
-            elif place == other:
-                gain += far * traffic
-                border = True
-            elif node_of[place] == here:
-                gain -= more * traffic
-            elif node_of[place] == there:
-                gain += more * traffic
-                border = True
-        return gain, border

@@ -16,7 +16,7 @@ from penstock.placement.balance import Infeasible, Limits, limits_of, pack
 from penstock.placement.multilevel import papers, partition
 from penstock.placement.placement import Placement, workers_of
 from penstock.placement.planner import all_hops_alike, node_by_node, node_limits, plan
-from penstock.placement.refinement import NodePartition, Partition
+from penstock.placement.refinement import Partition
 from penstock.placement.relabel import relabelled
 from penstock.placement.traffic import Ints, Node, TrafficGraph
 from tests.placement.exact import fits, least_cut, least_cut_by_force, least_hop_cost_by_force, limits
@@ -249,13 +249,13 @@ def test_refinement_over_nodes_keeps_its_books(
     bounds = Limits(np.full(count, fair), np.full(count, NO_LIMIT))
     memory = graph.memory.sum() / len(workers) * 1.3
     nodes = Limits(np.array(workers) * fair * 0.9, np.full(len(workers), memory))
-    refined = NodePartition(graph, bounds, chance.integers(0, count, len(graph)), node_of, nodes, node_cost)
+    refined = Partition(graph, bounds, chance.integers(0, count, len(graph)), node_of, nodes, node_cost)
     before = refined.overload, refined.cost
     for v in range(min(5, len(graph))):
         for place in range(count):
             moved = refined.places
             moved[v] = place
-            gain = NodePartition(graph, bounds, moved, node_of, nodes, node_cost).cost
+            gain = Partition(graph, bounds, moved, node_of, nodes, node_cost).cost
             if place != refined.places[v]:
                 assert refined._gain(v, place)[0] == pytest.approx(refined.cost - gain)
     refined.improve()
@@ -263,7 +263,7 @@ def test_refinement_over_nodes_keeps_its_books(
         before[0] + 1e-9,
         before[1] + 1e-9 if before[0] == 0 else float("inf"),
     )
-    after = NodePartition(graph, bounds, refined.places, node_of, nodes, node_cost)
+    after = Partition(graph, bounds, refined.places, node_of, nodes, node_cost)
     assert refined.overload == pytest.approx(after.overload)
 
 

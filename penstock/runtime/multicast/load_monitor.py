@@ -52,16 +52,8 @@ class Counters:
     def went_back(self, before: Counters) -> bool:
         """Whether something here is less than before: the relay is a new one, or a task that was counted was removed.
         The difference says nothing then."""
-        return any(
-            now < then
-            for now, then in (
-                (self.arrived, before.arrived),
-                (self.copies, before.copies),
-                (self.copying_s, before.copying_s),
-                (self.encoded, before.encoded),
-                (self.encoding_s, before.encoding_s),
-            )
-        )
+        counts = ("arrived", "copies", "copying_s", "encoded", "encoding_s")
+        return any(getattr(self, name) < getattr(before, name) for name in counts)
 
 
 @dataclass(frozen=True)
