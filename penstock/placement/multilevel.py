@@ -50,7 +50,7 @@ _ENOUGH, _ALIKE = 5, 10
 # So many beginnings by chance, and so many moves of a group of tasks in a row which gain nothing, for each place but
 # the first; and the same for all places of a quick search. The group has up to this part of the tasks.
 _BEGINNINGS, _KICKS_A_PLACE = 8, 15
-_BEGINNINGS_QUICK, _KICKS_QUICK = 4, 15
+_BEGINNINGS_QUICK, _KICKS_QUICK = 4, 35
 _KICKED = 1 / 8
 
 # Refining few tasks has less patience than refining many, because what it misses is found from elsewhere.

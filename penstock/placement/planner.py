@@ -5,10 +5,10 @@ through a ring instead of a function call. (The paper assigns the tasks of a nod
 if traffic between nodes costs infinitely more than traffic inside a node. What it really costs is measured
 (`placement/hop_costs.py`). So where nodes have several workers, `plan` continues from there with a search over the
 workers of all nodes (`multilevel.partition_over_nodes`), which may let more traffic cross between nodes if this saves
-more inside. It also begins with the plan that counts all hops alike. `placement/multilevel.py` does the searches.
+more inside. `placement/multilevel.py` does the searches.
 
-The result must cost no more than these two plans, as far as they keep the balance, and must never be worse than that of
-the paper's own algorithm where that one keeps the balance. For up to 150 tasks the paper's result is one of the
+The result must cost no more than the plan with nodes first, and must never be worse than that of the paper's own
+algorithm where that one keeps the balance. For up to 150 tasks the paper's result is one of the
 beginnings of the search. For more tasks it costs too much, and only parents begin with it.
 
 The searches know edges between two tasks only, and what a task sends to all tasks of an operator is none
@@ -24,7 +24,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.placement.balance import Infeasible, Limits, limits_of, pack
+from penstock.placement.balance import Limits, limits_of, pack
 from penstock.placement.baselines import in_turn
 from penstock.placement.hop_costs import NODE_COST
 from penstock.placement.multilevel import Workers, partition, partition_over_nodes
@@ -80,9 +80,6 @@ def _searched(
     found = _with_anchors(graph, worker_of, node_of, workers)
     if 1 < len(nodes) < len(workers):
         starts = [found]
-        alike = all_hops_alike(graph, nodes, factor, seed)
-        if alike is not None:
-            starts.append(alike)
         if running is not None:
             starts.append(_with_anchors(graph, running.worker_of, node_of, workers))
         at = Workers(np.array(workers), node_limits(graph, nodes, factor), speeds(nodes, workers))
@@ -165,32 +162,6 @@ def node_limits(graph: TrafficGraph, nodes: Sequence[Node], factor: float) -> Li
     """Returns the limit of each node."""
     memory = np.array([node.memory for node in nodes])
     return limits_of(graph, shares(nodes), factor, memory, pack(graph, shares(nodes), memory))
-
-
-def all_hops_alike(graph: TrafficGraph, nodes: Sequence[Node], factor: float, seed: int) -> Ints | None:
-    """Returns a worker for each task and anchor such that little traffic crosses between workers, on the same node or
-    not. Then it chooses which of these workers are on one node, among nodes that are equally fast. Returns None when
-    they fit on no nodes in this way."""
-    node_of = np.array(workers_of(nodes))
-    count = len(node_of)
-    speed = speeds(nodes, workers_of(nodes))
-    allowed = None if graph.allowed is None else graph.allowed[:, node_of]
-    found = partition(replace(graph, allowed=allowed), speed / speed.sum(), factor, seed=seed, quick=True)
-    contents = replace(graph.merged(found, count), cpu=np.ones(count))
-    if np.ptp(speed):
-        alike = speed[:, None] == np.array([node.speed for node in nodes])
-        contents = replace(contents, allowed=alike if contents.allowed is None else contents.allowed & alike)
-    memory = np.array([node.memory for node in nodes])
-    slots = np.bincount(node_of, minlength=len(nodes)) / count
-    try:
-        at = partition(contents, slots, 0.0, memory=memory, seed=seed, start=node_of)
-    except Infeasible:
-        return None
-    if not np.array_equal(np.bincount(at, minlength=len(nodes)), np.bincount(node_of)):
-        return None
-    names = np.zeros(count, dtype=np.int64)
-    names[np.argsort(at, kind="stable")] = np.argsort(node_of, kind="stable")
-    return names[found]
 
 
 def _with_anchors(graph: TrafficGraph, worker_of: Ints, node_of: Ints, workers: Sequence[int]) -> Ints:

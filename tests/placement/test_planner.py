@@ -15,7 +15,7 @@ from penstock.placement import planner
 from penstock.placement.balance import Infeasible, Limits, limits_of, pack
 from penstock.placement.multilevel import papers, partition
 from penstock.placement.placement import Placement, workers_of
-from penstock.placement.planner import all_hops_alike, node_by_node, node_limits, plan
+from penstock.placement.planner import node_by_node, node_limits, plan
 from penstock.placement.refinement import Partition
 from penstock.placement.relabel import relabelled
 from penstock.placement.traffic import Ints, Node, TrafficGraph
@@ -156,21 +156,16 @@ def test_what_a_hop_between_nodes_costs_decides() -> None:
 
 @settings(max_examples=6, deadline=None)
 @given(GRAPHS, st.lists(st.integers(1, 2), min_size=2, max_size=3), st.floats(1.0, 8.0))
-def test_plans_cost_no_more_than_those_that_do_not_know_the_costs(
+def test_plans_cost_no_more_than_one_that_does_not_know_the_costs(
     graph: TrafficGraph, workers: list[int], node_cost: float
 ) -> None:
-    """One of them minimises the traffic between nodes first, the other one takes all hops for alike."""
+    """It minimises the traffic between nodes first."""
     nodes = [Node(f"n{i}", count) for i, count in enumerate(workers)]
     node_of = np.array(workers_of(nodes))
     _, alone = node_by_node(graph, nodes, factor=0.1, seed=0, tasks=len(graph), running=None)
-    alike = all_hops_alike(graph, nodes, 0.1, seed=0)
-    assert alike is not None
     found = plan(graph, nodes, node_cost=node_cost)
-    costs = [graph.hop_cost(at, node_of[at], node_cost) for at in (found.worker_of, alone, alike)]
+    costs = [graph.hop_cost(at, node_of[at], node_cost) for at in (found.worker_of, alone)]
     assert costs[0] <= costs[1] + 1e-9
-    # With one worker on each node, both are the same search, and no plan is compared with the other's.
-    if len(nodes) < len(node_of) and fits(graph, node_of[alike], node_limits(graph, nodes, 0.1)):
-        assert costs[0] <= costs[2] + 1e-9
 
 
 @settings(max_examples=6, deadline=None)
@@ -188,13 +183,9 @@ def test_a_running_placement_is_not_made_worse(seed: int, node_cost: float) -> N
 
 
 def test_a_search_that_ends_elsewhere_keeps_what_it_began_with() -> None:
-    """The plan that takes all hops for alike, and the running one, are better here than what is found without them."""
+    """The running plan is better here than what is found without it."""
     nodes = [Node("a", 2), Node("b", 2)]
     node_of = np.array(workers_of(nodes))
-    graph = topology(random.Random(52), 62)
-    alike = all_hops_alike(graph, nodes, 0.1, seed=0)
-    assert alike is not None
-    assert plan(graph, nodes, node_cost=1.0).between_workers(graph) <= graph.edge_cut(alike) + 1e-9
     graph = topology(random.Random(34), 44)
 
     def cost(placed: Placement) -> float:
