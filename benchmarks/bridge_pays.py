@@ -209,7 +209,7 @@ def run(bench: Bench) -> None:
     here = costs.batch(2, 2)
     bench.case(
         "two cores that are for either: Spark beside the record tasks",
-        here.capacity(BurstOptions().interval_max_s),
+        here.capacity(BurstOptions().timing.interval_max_s),
         "events/s",
         peer="record tasks",
         peer_figure=2 * costs.records,

@@ -11,12 +11,9 @@ so Spark answers sooner from this queue length on:
     L_switch = K * (V*T) + C * PD      K = PD / PO,  C = T/2 + t_s + t_ot - t_dt          (Eq. 6)
     L_up = (1 + delta) * L_switch      L_down = (1 - delta) * L_switch                    (Eq. 7)
 
-**The names.** PD is the speed of the *data stream* (record by record), PO that of the *operation stream* (Spark): the
-paper says so above Eq. 4, and only so do the equations hold. Read the other way round, with a Spark four times as quick
-K is 4 instead of 1/4, and L_switch so long that most bursts never reach it. So the code says `record_rate` (PD) and
-`operation_rate` (PO). t_s is the time to schedule a micro-batch (coordination and distribution, section 2.1), t_ot and
-t_dt are the times of network transmission in the operation stream and in the data stream. Both terms of L_switch are
-records: K is a plain number, V*T records, C seconds, PD records/s.
+The code says `record_rate` for PD, the speed of the *data stream* (record by record), and `operation_rate` for PO, that
+of the *operation stream* (Spark). Read the other way round, the equations would hardly ever switch. t_s is the time to
+schedule a micro-batch, and t_ot and t_dt are the times of transmission in the two streams.
 
 Where we differ from the paper, and why:
 
@@ -25,9 +22,8 @@ Where we differ from the paper, and why:
 - **K is measured.** The paper sets it "empirically to 0.2", though by its own throughput figures it is 0.38. A wrong K
   switches when it cannot pay. (`BurstOptions.k` sets it by hand, to decide by Eq. 7 alone.)
 - **PO is Spark's speed without its fixed cost**, which is t_s + t_ot and stands in C already (`cost.py` fits both).
-- **A queue that others hold up is theirs.** A burst within a flow is also seen at all ranges before it. So L counts for
-  a decision without what waits because a range further down takes no more: of several ranges with long queues, the last
-  one whose queue is its own goes to Spark, and takes along what follows.
+- **A queue that others hold up is theirs.** L counts without what waits because a range further down takes no more: of
+  several ranges with long queues, the last one whose queue is its own goes to Spark, and takes along what follows.
 - **t_dt is in t_ot too.** What a range makes goes to the next tasks by the same channels in both paradigms, and what is
   measured as t_ot comes on top: it is the paper's t_ot - t_dt. So C is T/2 + t_s + t_ot with what is measured, and is
   never negative. (By the letter, with the paper's Table 2, L_switch is negative for every PD above 8,421/s: an empty
@@ -48,18 +44,8 @@ Where we differ from the paper, and why:
 - **The first moments of a job are slow**, because its record tasks load and compile what they need. So a range does not
   switch in the first second of its work, and it stays in a paradigm for a multiple of what switching costs.
 
-How a range moves, with the table `RANGE` as the only place that says so:
-
-    RECORD --burst--> PREPARING --ready--> SWITCHING --switched--> OPERATION --calm--> RETURNING --returned--> RECORD
-                      calm, prepare failed: back to RECORD         bridge lost: RETURNING
-                      (calm in SWITCHING: a range before it has taken its operators along)
-
-The detector only decides. Whoever hosts it observes, does what the state says, and tells by `happened` what came of it:
-
-    detector = BurstDetector(BurstOptions(), Calibration(record_rate=240_000))
-    decision = detector.observe(Observation(time_s=now, queue=80_000, arrivals=9_000, processed=2_500, busy_s=0.1))
-    if decision.state == "PREPARING": ...  # make Spark ready, once, then
-    detector.happened("ready", now)
+The table `RANGE` says how a range moves (docs/states.md draws it). The detector only decides. Its host observes, does
+what the state says, and tells by `happened` what came of it.
 
 It never reads a clock, never does I/O, and never lets a range move in a way that is not in the table.
 """
@@ -68,9 +54,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from penstock.bridge.cost import (
     BatchCost,
@@ -94,7 +80,6 @@ from penstock.runtime.units import (
     above_zero,
     choice,
     flag,
-    in_order,
     number,
     number_above_zero,
     part_of_one,
@@ -175,6 +160,9 @@ _CATCHES_UP_S = 6.0
 _SHORTER = 0.9
 _ANSWERS_SEEN = 3  # within this time, or the time is longer
 
+# Over so long the arrival rate is smoothed: one full buffer must not be taken for a burst, nor a burst be seen late.
+_SMOOTHING_S = 1.0
+
 # Over so long the growth of a queue is taken: over two looks of the scheduler, and a little more.
 _GROWTH_S = 0.6
 
@@ -196,6 +184,16 @@ _DWELL_COSTS = 3.0
 _PROBE_FIRST_S, _PROBE_MAX_S = 10.0, 600.0
 
 FAILURES: frozenset[Event] = frozenset({"prepare failed", "bridge lost"})
+
+
+class Timing(NamedTuple):
+    """The times of a detector, in seconds: the first and the longest wait after Spark has failed, which doubles with
+    each failure, and the shortest and the longest time for which a micro-batch gathers records."""
+
+    backoff_first_s: float = 10.0
+    backoff_max_s: float = 600.0
+    interval_min_s: float = 0.2
+    interval_max_s: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -225,20 +223,13 @@ class BurstOptions:
     `dual="on"` instead of options, it is True. The modes "spark-only" and "toggle" make Spark ready when the job
     starts, whatever `ahead` is.
 
-    How long a range stays:
+    Times:
 
-    `smoothing_s` (1): the time over which the arrival rate is smoothed, above 0. When it is shorter, one full buffer is
-    taken for a burst. When it is longer, a burst is seen late.
-    `backoff_first_s` (10): the wait after Spark has failed, until it is tried again. It doubles with each failure.
-    `backoff_max_s` (600): the longest of these waits.
     `toggle_s` (10): the time between two switches of the mode "toggle", above 0.
-
-    How micro-batches are made:
-
-    `interval_min_s` (0.2): the shortest time for which a micro-batch gathers records, above 0.
-    `interval_max_s` (2): the longest time for which a micro-batch gathers records.
     `epoch_s` (1): the time between epochs, to which micro-batches are aligned, or None without epochs. `run` replaces
     this number with its own `epoch_interval_s`.
+    `timing` (Timing(backoff_first_s=10.0, backoff_max_s=600.0, interval_min_s=0.2, interval_max_s=2.0)): times that
+    only tests change.
     """
 
     mode: Mode = "auto"
@@ -246,14 +237,10 @@ class BurstOptions:
     k: float | None = None
     margin: float = 0.2
     ahead: bool = False
-    smoothing_s: Seconds = Seconds(1.0, above=True, finite=True)
-    backoff_first_s: Seconds = Seconds(10.0, above=True)
-    backoff_max_s: Seconds = Seconds(600.0, above=True)
     toggle_s: Seconds = Seconds(10.0, above=True)
-    interval_min_s: Seconds = Seconds(0.2, above=True, finite=True)
-    interval_max_s: Seconds = Seconds(2.0, above=True, finite=True)
     epoch_s: float | None = 1.0
     range_below: float = 0.0
+    timing: Timing = field(default_factory=Timing)
 
     def __post_init__(self) -> None:
         mode: object = self.mode
@@ -269,8 +256,6 @@ class BurstOptions:
             if epoch_s == math.inf:
                 raise WrongValue("epoch_s=inf; it must be finite, or None for a job without epochs")
             object.__setattr__(self, "epoch_s", epoch_s)  # a timedelta becomes seconds
-        in_order(self.interval_min_s, "interval_min_s", self.interval_max_s, "interval_max_s")
-        in_order(self.backoff_first_s, "backoff_first_s", self.backoff_max_s, "backoff_max_s")
 
 
 @dataclass(frozen=True)
@@ -477,7 +462,7 @@ class BurstDetector:
     def dwell_s(self) -> float:
         """Returns how long the range stays in a paradigm at least: long enough that it does not spend most of its time
         on switching, and that it is watched for a whole interval before it is called calm."""
-        return max(_DWELL_MIN_S, self.options.interval_max_s, _DWELL_COSTS * (self._switch_s + self._return_s))
+        return max(_DWELL_MIN_S, self.options.timing.interval_max_s, _DWELL_COSTS * (self._switch_s + self._return_s))
 
     def observe(self, seen: Observation) -> Decision:
         """Takes the work of the range, and decides."""
@@ -549,7 +534,7 @@ class BurstDetector:
             if passed > 0:
                 rate = pending.arrivals / passed
                 old = rate if self._arrival_rate is None else self._arrival_rate
-                self._arrival_rate = rate + (old - rate) * math.exp(-passed / self.options.smoothing_s)
+                self._arrival_rate = rate + (old - rate) * math.exp(-passed / _SMOOTHING_S)
                 self._records.add(pending.processed, pending.busy_s, passed)
                 if self.state in ("RECORD", "PREPARING"):  # elsewhere, records wait for Spark or for a switch
                     self._sustained.add(pending.processed, pending.queue, passed, pending.busy_s)
@@ -558,7 +543,7 @@ class BurstDetector:
         if seen.batches or seen.answered:
             self._answered_at.append(seen.time_s)
         self._queues.append((seen.time_s, max(0.0, seen.queue - seen.held_up)))
-        while self._queues[0][0] < seen.time_s - self.options.interval_max_s:
+        while self._queues[0][0] < seen.time_s - self.options.timing.interval_max_s:
             self._queues.popleft()
 
     def _figures(self, seen: Observation) -> Figures:
@@ -582,7 +567,7 @@ class BurstDetector:
             return figures
         figures = figures.changed(
             operation_rate=cost.rate,
-            operation_capacity=cost.capacity(self.options.interval_max_s),
+            operation_capacity=cost.capacity(self.options.timing.interval_max_s),
             fixed_s=cost.fixed_s,
             prepare_s=self._prepare_s,
             switch_s=self._switch_s,
@@ -609,7 +594,7 @@ class BurstDetector:
         figures = figures.changed(interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
         growth = min(arrival_rate - record_rate, figures.growth)
         # The speeds of the first moments in a paradigm are not known well enough to look ahead.
-        if self.options.k is not None or growth <= 0 or in_s < max(_DWELL_MIN_S, self.options.interval_max_s):
+        if self.options.k is not None or growth <= 0 or in_s < max(_DWELL_MIN_S, self.options.timing.interval_max_s):
             return figures
         return figures.changed(queue_up=length, queue_soon=figures.own + growth * (self._switch_s + cost.fixed_s))
 
@@ -641,8 +626,8 @@ class BurstDetector:
             figures.arrival_rate,
             cost,
             backlog=late,
-            shortest_s=self.options.interval_min_s,
-            longest_s=self.options.interval_max_s,
+            shortest_s=self.options.timing.interval_min_s,
+            longest_s=self.options.timing.interval_max_s,
             epoch_s=self.options.epoch_s,
         )
 
@@ -939,7 +924,7 @@ class BurstDetector:
             self._records, self._sustained = RecordSpeed(hoped or None), SustainedSpeed()
 
     def _no_failures(self) -> _Failures:
-        return _Failures(Backoff(self.options.backoff_first_s, self.options.backoff_max_s))
+        return _Failures(Backoff(self.options.timing.backoff_first_s, self.options.timing.backoff_max_s))
 
     def _failed(self, event: Event, time_s: float, why: str) -> None:
         failures = self._failures

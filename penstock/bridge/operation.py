@@ -16,7 +16,7 @@ from typing import Literal
 import pyarrow as pa
 
 from penstock.bridge.arrow import micro_batch
-from penstock.bridge.burst import BurstOptions
+from penstock.bridge.burst import Timing
 from penstock.bridge.cost import BatchCost, BatchSpeed, MicroBatch
 from penstock.bridge.forms import (
     ANSWER_SCHEMA,
@@ -71,7 +71,7 @@ _WARM_SHARE = 0.95
 _WARM_ROUNDS = 3
 
 # The interval at which a burst is processed, for which the ways of a range are compared.
-_INTERVAL_S = BurstOptions().interval_max_s
+_INTERVAL_S = Timing().interval_max_s
 
 
 Way = Literal["columns", "parsed", "python"]

@@ -452,7 +452,7 @@ class ParadigmScheduler:
         rows = min(ROWS_MAX, max(_ROWS_LEAST, _ROWS_UNDER_WAY // (UNDER_WAY_MAX * tasks)))
         if (rate := decision.figures.operation_rate) is None:
             return rows
-        in_time = max(_ROWS_FEWEST, rate * self._options.burst.interval_max_s / tasks)
+        in_time = max(_ROWS_FEWEST, rate * self._options.burst.timing.interval_max_s / tasks)
         # A power of two, so that tasks are not told anew whenever a figure changes a little.
         return min(rows, 1 << math.ceil(math.log2(in_time)))
 

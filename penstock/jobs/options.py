@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _LEAST_WINDOW_BYTES = 1024
 
 #: The fields of BurstOptions that a text can set.
-_DUAL_SETTINGS = ("delta", "k", "margin", "range_below", "smoothing_s", "interval_min_s", "interval_max_s")
+_DUAL_SETTINGS = ("delta", "k", "margin", "range_below")
 
 # --- checks of one value -----------------------------------------------------------------------------------------
 
@@ -385,7 +385,7 @@ def paragraphs() -> str:
     return text[text.find(f"{described()[0].heading}:") :]
 
 
-def _dual_settings(dual: str) -> tuple[Mode, dict[str, float]]:
+def _dual_settings(dual: str) -> tuple[Mode, dict[str, Any]]:
     """Returns the mode and the settings of a text such as "on,delta=0.3". Raises ValueError with what is wrong."""
     first, *settings = dual.split(",")
     name, colon, duration = first.partition(":")
@@ -394,7 +394,7 @@ def _dual_settings(dual: str) -> tuple[Mode, dict[str, float]]:
         raise ValueError("'off' takes no settings")
     if name not in modes or (colon and name != "toggle"):
         raise ValueError(f"{first!r} is not a mode")
-    numbers: dict[str, float] = {}
+    numbers: dict[str, Any] = {}
     if name == "toggle":
         if not duration:
             raise ValueError("the seconds are missing, as in 'toggle:3'")

@@ -78,7 +78,7 @@ class Partition:
         nodes: Limits | None = None,
         node_cost: float = 1.0,
     ) -> None:
-        """`limits` are those of the places, and `nodes` those of their nodes. `node_of` has the node of each place.
+        """`limits`: of the places; `nodes`: the limits of their nodes. `node_of` has the node of each place.
         `node_cost`: what traffic between nodes costs, relative to traffic between places of one node. Without these
         three, all places are alike."""
         self._graph = graph

@@ -155,8 +155,7 @@ def test_options_of_placement_that_are_right() -> None:
         ("on,", "'' is not a setting"),
         ("on,k", "'k' has no value"),
         ("on,k=x", "'x' in 'k=x' is not a finite number"),
-        ("on,smoothing_s=-1", "smoothing_s=-1.0; it must be above 0"),
-        ("on,interval_min_s=5", "interval_min_s=5 is above interval_max_s=2"),
+        ("on,margin=-1", "margin=-1.0; it must be a number, 0 or more"),
     ],
 )
 def test_wrong_texts_of_dual(dual: str, problem: str) -> None:

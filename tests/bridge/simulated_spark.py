@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.bridge.burst import BurstOptions, Mode
+from penstock.bridge.burst import BurstOptions, Mode, Timing
 from penstock.bridge.commands import (
     CheckSpark,
     Command,
@@ -156,11 +156,8 @@ class SimulatedSpark:
         self._burst = BurstOptions(
             mode=mode,
             toggle_s=rng.choice((0.3, 1.0, 3.0)),
-            backoff_first_s=0.2,
-            backoff_max_s=1.0,
-            interval_min_s=0.0005,
-            interval_max_s=0.005,
             epoch_s=None,
+            timing=Timing(backoff_first_s=0.2, backoff_max_s=1.0, interval_min_s=0.0005, interval_max_s=0.005),
         )
         self.counts = cluster.counts
         self.checks: CommandChecks

@@ -7,11 +7,12 @@ import dataclasses
 import json
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import penstock as ps
-from penstock.bridge.burst import BurstOptions, Mode
+from penstock.bridge.burst import BurstOptions, Mode, Timing
 from penstock.bridge.cost import BatchCost
 from penstock.bridge.session import SparkOptions
 from penstock.bridge.spark_life import SPARK_LIFE, RangeTrial
@@ -24,7 +25,7 @@ from tests.bridge.flows import fork
 from tests.bridge.scheduled_job import DIED, FACTS, HANG_S, PREPARE_S, TRIAL, ScheduledJob, did, ran, story
 
 
-def start(flow: Flow | None = None, mode: Mode = "spark-only", **burst: float) -> ScheduledJob:
+def start(flow: Flow | None = None, mode: Mode = "spark-only", **burst: Any) -> ScheduledJob:
     """A job whose Spark is ready at the look after the one that asks for it."""
     return ScheduledJob(words() if flow is None else flow, BurstOptions(mode=mode, **burst))
 
@@ -644,7 +645,7 @@ def test_an_answer_of_an_earlier_spark_says_nothing_of_the_present_one() -> None
 
 
 def test_a_task_that_was_diverted_to_an_earlier_spark_comes_back_before_it_goes_to_the_present_one() -> None:
-    job = start(backoff_first_s=1.0)
+    job = start(timing=Timing(backoff_first_s=1.0))
     job.look(2)
     job.barrier()
     job.look()
@@ -1263,7 +1264,7 @@ def test_whatever_happens_to_workers_tasks_plans_and_spark(mode: Mode) -> None:
     for seed in range(20):
         print(f"seed {seed}")
         rng = random.Random(seed)
-        job = start(rng.choice([words, fork, row, two])(), mode, toggle_s=2.0, backoff_first_s=1.0, backoff_max_s=8.0)
+        job = start(rng.choice([words, fork, row, two])(), mode, toggle_s=2.0, timing=Timing(1.0, 8.0))
         for _ in range(120):
             torment(job, rng)
         job.calm()

@@ -174,6 +174,6 @@ def test_a_field_that_is_a_duration() -> None:
 
 def test_options_of_bursts_of_spark_and_of_placement_take_timedeltas() -> None:
     minute = timedelta(minutes=1)
-    assert BurstOptions(backoff_first_s=minute).backoff_first_s == 60
+    assert BurstOptions(toggle_s=minute).toggle_s == 60
     assert SparkOptions(start_s=minute).start_s == 60
     assert AdoptionOptions(rest_s=minute).rest_s == 60
