@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import EnumMeta
 from itertools import count
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import cloudpickle
@@ -293,12 +293,15 @@ class _Naming(_Defining):
         self._saved = saved
 
     def reducer_override(self, obj: Any) -> Any:
-        kind = type(obj)
-        found = NotImplemented
-        if issubclass(kind, type):
-            found = _reference(obj, self._program, self._saved)
-        elif is_enum(kind):
-            return _member(obj, self._program, self._saved)
+        kind = type(obj)  # this is called for each object
+        if not issubclass(kind, type):
+            if is_enum(kind):
+                return _member(obj, self._program, self._saved)
+            found = _remade(obj)
+            if found is NotImplemented and kind is FunctionType:
+                return cloudpickle.Pickler.reducer_override(self, obj)
+            return found
+        found = _reference(obj, self._program, self._saved)
         return super().reducer_override(obj) if found is NotImplemented else found
 
     def _stray(self, class_: type) -> Name:
