@@ -18,18 +18,11 @@ from hypothesis import strategies as st
 
 from penstock.host.decide.commands import Call, StartProcess
 from penstock.host.decide.process_commands import Build
+from penstock.host.decide.suspects import Suspects
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
-from penstock.runtime.worker.blackbox import (
-    CALM_EPOCHS,
-    BlackBox,
-    Crash,
-    Note,
-    Poison,
-    RecordByRecord,
-    Suspects,
-    Watcher,
-)
+from penstock.runtime.worker.blackbox import BlackBox, Crash, Note, Watcher
+from penstock.runtime.worker.record_by_record import CALM_EPOCHS, Poison, RecordByRecord
 from tests.epochs.flows import epoch_flow
 from tests.epochs.sim import EpochCluster, Faults, Process, faults_of
 from tests.program.random_flows import RandomFlow

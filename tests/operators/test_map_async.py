@@ -41,7 +41,8 @@ from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.transport.memory import MemoryNetwork
-from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode, Watcher, digest_of
+from penstock.runtime.worker.blackbox import BlackBox, Watcher
+from penstock.runtime.worker.record_by_record import RecordByRecord, RecordByRecordMode, digest_of
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.task import Snapshot, Task
 from penstock.runtime.worker.wiring import SinkRecords, Wiring, WiringOptions

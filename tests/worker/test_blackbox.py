@@ -1,4 +1,4 @@
-"""The note that outlives a worker, and what its watcher makes of several deaths."""
+"""The note that outlives a worker."""
 
 from __future__ import annotations
 
@@ -7,31 +7,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 
 import pytest
 
-from penstock.runtime.records.batch import KeyedBatch
-from penstock.runtime.worker.blackbox import (
-    CALM_EPOCHS,
-    PROVEN_EPOCHS,
-    SOURCE,
-    BlackBox,
-    Crash,
-    Note,
-    Poison,
-    RecordByRecord,
-    RecordByRecordMode,
-    RecordPlace,
-    Suspects,
-    Watcher,
-    digest_of,
-    is_stopped,
-)
+from penstock.runtime.worker.blackbox import Crash, Note, RecordPlace, Watcher, is_stopped
+from penstock.runtime.worker.record_by_record import digest_of
 
 _DIES_IN_A_STEP = """
 import sys
-from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
+from penstock.runtime.worker.blackbox import BlackBox
+from penstock.runtime.worker.record_by_record import RecordByRecord, RecordByRecordMode
 box = BlackBox()
 box.note(1)
 box.rest()
@@ -209,191 +194,3 @@ def test_a_stopped_process_is_told_from_one_that_hangs() -> None:
         process.kill()
         process.wait()
     assert not is_stopped(process.pid)
-
-
-def test_equal_records_have_equal_digests_that_tell_them_from_others() -> None:
-    assert digest_of([{"a": [1, 2]}]) == digest_of([{"a": [1, 2]}])
-    assert digest_of(["a"]) != digest_of(["b"])
-    assert digest_of([""]) != 0
-    assert digest_of(KeyedBatch(["k"], [1])) == digest_of(KeyedBatch(["k"], [1]))
-    assert digest_of(KeyedBatch(["k"], [1])) != digest_of(KeyedBatch(["l"], [1]))
-
-
-# --- what the watcher makes of deaths --------------------------------------------------------------------------
-
-CRASH = Crash("Segmentation fault, at parse.py:7 in parse", True)
-
-
-def at(sequence: int, *, epoch: int = 5, digest: int = 99, later: RecordPlace | None = None) -> Note:
-    place = RecordPlace(epoch, SOURCE, sequence, 0)
-    return Note(4, 1, digest, place, later or place)
-
-
-def suspected(attempts: int = 3) -> Suspects:
-    """Task 4 has died twice."""
-    suspects = Suspects(attempts)
-    suspects.died(None)
-    suspects.died(Note(4), CRASH)
-    assert suspects.modes() == {}
-    suspects.died(Note(4), CRASH)
-    assert suspects.modes() == {4: RecordByRecordMode(CALM_EPOCHS)}
-    return suspects
-
-
-def places(suspects: Suspects) -> list[RecordPlace]:
-    return [place for mode in suspects.modes().values() for _, _, place in mode.places]
-
-
-def test_a_record_is_poison_at_its_place_after_so_many_crashes() -> None:
-    suspects = suspected()
-    for _ in range(2):
-        suspects.died(at(7), CRASH)
-        suspects.died(at(8, digest=98), CRASH)
-    assert places(suspects) == []
-    suspects.died(at(7), CRASH)
-    assert places(suspects) == [at(7).place]
-    (why,) = suspects.modes()[4].places.values()
-    assert why == (
-        "this record has killed the worker's process 3 times while this operator had it; the last time: "
-        "Segmentation fault, at parse.py:7 in parse"
-    )
-
-
-def test_deaths_from_outside_count_half_and_only_until_an_epoch_completes() -> None:
-    suspects = suspected()
-    for crash in (None, Crash("Segmentation fault", False)):
-        for _ in range(5):
-            suspects.died(at(7), crash)
-        assert places(suspects) == []
-        suspects.completed()
-    for _ in range(6):
-        suspects.died(at(7))
-    assert places(suspects) == [at(7).place]
-    (why,) = suspects.modes()[4].places.values()
-    assert "6 times while this operator had it, 6 times of these by a signal from outside or for want of memory" in why
-    suspects.completed()
-    assert places(suspects) == []
-
-
-def test_equal_records_at_other_places_are_others() -> None:
-    suspects = suspected()
-    for sequence in range(100):
-        suspects.died(at(sequence))
-    assert places(suspects) == []
-    assert not suspects.modes()[4].values
-
-
-def test_equals_of_a_record_that_was_found_out_cost_two_crashes_and_then_none() -> None:
-    suspects = suspected()
-    for _ in range(3):
-        suspects.died(at(7), CRASH)
-    suspects.died(at(8))
-    suspects.died(at(9, digest=98), CRASH)
-    assert places(suspects) == [at(7).place]
-    suspects.died(at(20), CRASH)
-    assert places(suspects) == [at(7).place]
-    assert not suspects.modes()[4].values
-    suspects.died(at(30), CRASH)
-    assert list(suspects.modes()[4].values) == [(1, 99)]
-
-
-def test_a_record_whose_place_is_never_the_same_is_found_out_all_the_same() -> None:
-    suspects = suspected()
-    for sequence in range(5):
-        assert not suspects.modes()[4].values
-        suspects.died(at(sequence), CRASH)
-    assert list(suspects.modes()[4].values) == [(1, 99)]
-
-
-def test_places_go_along_when_an_epoch_completes_before_them() -> None:
-    suspects = suspected()
-    suspects.died(at(7), CRASH)
-    suspects.died(at(107), CRASH)
-    suspects.died(at(107, later=RecordPlace(6, SOURCE, 100, 0)), CRASH)  # 7 came before the barrier
-    assert places(suspects) == []
-    suspects.died(at(100, epoch=6), CRASH)
-    assert places(suspects) == [RecordPlace(6, SOURCE, 100, 0)]
-    suspects.died(at(200, epoch=6, digest=1, later=RecordPlace(9, SOURCE, 150, 0)), CRASH)
-    assert places(suspects) == [RecordPlace(9, SOURCE, 50, 0)]
-    suspects.died(at(60, epoch=9, digest=2, later=RecordPlace(12, SOURCE, 5, 0)), CRASH)  # 50 came before the barrier
-    assert places(suspects) == []
-
-
-def test_suspicion_ends() -> None:
-    suspects = suspected()
-    suspects.died(at(7), CRASH)
-    for _ in range(CALM_EPOCHS - 1):
-        suspects.completed()
-    assert suspects.modes() == {4: RecordByRecordMode(1)}
-    suspects.died(Note(4))
-    for _ in range(CALM_EPOCHS):
-        assert suspects.modes().keys() == {4}
-        suspects.completed()
-    assert suspects.modes() == {}
-    for _ in range(3):
-        suspects.died(at(7), CRASH)
-    assert suspects.modes()[4].epochs == PROVEN_EPOCHS
-    suspects.died(Note(4))
-    assert suspects.modes()[4].epochs == PROVEN_EPOCHS
-    suspects.forget()
-    assert suspects.modes() == {}
-
-
-# --- a task that runs record by record -------------------------------------------------------------------------------
-
-
-def test_care_counts_from_the_last_complete_epoch() -> None:
-    box = BlackBox()
-    watcher = Watcher(box.address)
-    record_by_record = RecordByRecord(box, 3, RecordByRecordMode(2), 5)
-
-    def noted(origin: int) -> tuple[RecordPlace, RecordPlace]:
-        record_by_record.next(origin)
-        record_by_record.check(0, ["word"])
-        note = watcher.read()
-        assert note is not None
-        assert note[:3] == (3, 0, digest_of(["word"]))
-        return note.place, note.later
-
-    assert noted(1) == (RecordPlace(5, 1, 0, 0), RecordPlace(5, 1, 0, 0))
-    assert noted(2) == (RecordPlace(5, 2, 0, 0), RecordPlace(5, 2, 0, 0))
-    assert noted(1) == (RecordPlace(5, 1, 1, 0), RecordPlace(5, 1, 1, 0))
-    record_by_record.passed(6)
-    assert noted(1) == (RecordPlace(5, 1, 2, 0), RecordPlace(5, 1, 2, 0))
-    record_by_record.passed(7)
-    assert record_by_record.completed(5)  # it is known already
-    assert record_by_record.completed(6)
-    assert noted(1) == (RecordPlace(5, 1, 3, 0), RecordPlace(6, 1, 1, 0))
-    assert noted(2) == (RecordPlace(5, 2, 1, 0), RecordPlace(6, 2, 0, 0))
-    assert not record_by_record.completed(7)
-    record_by_record.check(0, ["word"])
-    note = watcher.read()
-    assert note is not None
-    assert note.place == RecordPlace(5, 2, 1, 1)
-
-
-def test_care_refuses_poison_where_it_is() -> None:
-    place = RecordPlace(5, 1, 1, 0)
-    word, bad = digest_of(["word"]), digest_of(["bad"])
-    record_by_record = RecordByRecord(
-        BlackBox(), 3, RecordByRecordMode(2, {(0, word, place): "it killed"}, {(1, bad): "they kill"}), 5
-    )
-    record_by_record.next(1)
-    record_by_record.check(0, ["word"])
-    record_by_record.check(1, ["word"])
-    with pytest.raises(Poison, match="they kill"):
-        record_by_record.check(1, ["bad"])
-    record_by_record.next(1)
-    with pytest.raises(Poison, match="it killed"):
-        record_by_record.check(0, ["word"])
-    record_by_record.check(0, ["word"])  # the next that the operators before it made of the same
-    record_by_record.next(1)
-    record_by_record.check(0, ["word"])
-
-
-def test_care_takes_records_that_cannot_be_encoded() -> None:
-    box = BlackBox()
-    record_by_record = RecordByRecord(box, 3, RecordByRecordMode(1, {(0, 0, RecordPlace(5, 1, 0, 0)): "no"}), 5)
-    record_by_record.next(1)
-    record_by_record.check(1, [threading.Lock()])
-    assert Watcher(box.address).read() == Note(3)

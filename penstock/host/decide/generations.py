@@ -14,13 +14,13 @@ from penstock.host.decide.commands import HostCommand, StartProcess, UndoSinkRec
 from penstock.host.decide.job_state import JobLife
 from penstock.host.decide.present_plan import PresentPlan
 from penstock.host.decide.process_commands import Build, Remove, Removed
+from penstock.host.decide.suspects import Suspects
 from penstock.host.decide.worker_calls import Handler, WorkerCalls
 from penstock.host.decide.worker_lives import WorkerLives
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator
 from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError
 from penstock.runtime.transport.base import PeerGone
-from penstock.runtime.worker.blackbox import Suspects
 
 logger = logging.getLogger(__name__)
 

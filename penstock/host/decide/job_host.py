@@ -61,6 +61,7 @@ from penstock.host.decide.process_commands import (
 )
 from penstock.host.decide.relay_keeper import Member, RelayCommand, RelayKeeper, homes
 from penstock.host.decide.status import StatusBuilder
+from penstock.host.decide.suspects import Suspects
 from penstock.host.decide.worker_calls import Handler, WorkerCalls, nothing
 from penstock.host.decide.worker_lives import WorkerLives
 from penstock.runtime.epochs import coordinator as protocol
@@ -72,7 +73,7 @@ from penstock.runtime.errors import PenstockError, StoreError
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.status import DualStatus, EpochsStatus, JobStatus
 from penstock.runtime.transport.base import SilentLink
-from penstock.runtime.worker.blackbox import Crash, Suspects
+from penstock.runtime.worker.blackbox import Crash
 from penstock.runtime.worker.run_loop import LoopEnded
 
 if TYPE_CHECKING:

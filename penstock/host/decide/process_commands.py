@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from penstock.bridge.commands import GreetBridge, WorkerCommand
 from penstock.runtime.epochs.coordinator import BuildTasks, ParticipantCommand, RemoveTasks
 from penstock.runtime.relaying.relay_map import RelayMap
-from penstock.runtime.worker.blackbox import RecordByRecordMode
+from penstock.runtime.worker.record_by_record import RecordByRecordMode
 
 # --- of the JobHost ---------------------------------------------------------------------------------------------------
 

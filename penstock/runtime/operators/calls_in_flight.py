@@ -244,7 +244,7 @@ class CallsInFlight(Stage):
 
     def _alone(self, call: Call) -> Iterator[Batch]:
         """Makes a call while no other is under way, waits for it, and yields its result, so that a record that ends the
-        process is found (runtime/worker/blackbox.py)."""
+        process is found (runtime/worker/record_by_record.py)."""
         assert self._caller is not None
         while not call.answered:
             value, error = None, None

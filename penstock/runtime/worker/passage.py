@@ -5,7 +5,7 @@ caller decides what is processed next, and sends the outputs.
 
 Some stages *gather* records from one step to the next, so that a call of the user's function gets more of them. The
 passage lets them go when they need not wait longer. In record-by-record mode, each record is noted before an operator
-gets it (blackbox.py). A watermark must never pass an output for what came before it.
+gets it (record_by_record.py). A watermark must never pass an output for what came before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from penstock.runtime.operators.calls_in_flight import CallsInFlight
 from penstock.runtime.records.batch import Batch, singly
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.state.keyed import SHARED, Counters, SavedState, StageState
-from penstock.runtime.worker.blackbox import MADE, BlackBox, Poison, RecordByRecord
+from penstock.runtime.worker.blackbox import MADE, BlackBox
+from penstock.runtime.worker.record_by_record import Poison, RecordByRecord
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ class Passage:
         )
 
     def _run_record_by_record(self, record_by_record: RecordByRecord, batch: Batch, first: int) -> Iterator[Batch]:
-        """The same as `run`, but record by record. Each record is noted before an operator gets it (blackbox.py)."""
+        """The same as `run`, but record by record. Each record is noted before an operator gets it."""
         for one in singly(batch):
             record_by_record.next(record_by_record.origin if first == 0 else MADE)
             yield from self._one_by_one(record_by_record, one, first)

@@ -34,10 +34,11 @@ from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.status import StreamStatus
 from penstock.runtime.transport.base import Buffer, Transport
-from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
+from penstock.runtime.worker.blackbox import BlackBox
 from penstock.runtime.worker.load import TaskLoad, task_load
 from penstock.runtime.worker.processor_time import EVERY, ProcessorTime
 from penstock.runtime.worker.reader_input import ReaderInput
+from penstock.runtime.worker.record_by_record import RecordByRecord, RecordByRecordMode
 from penstock.runtime.worker.sample import RecordSample, Sample, SampleRequest
 from penstock.runtime.worker.task import Task
 from penstock.runtime.worker.wiring import Wiring

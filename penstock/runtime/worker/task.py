@@ -39,10 +39,10 @@ from penstock.runtime.operators.step_size import STEP_NS
 from penstock.runtime.program.plan import TaskId
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.state.keyed import Counters, SavedState, StageState
-from penstock.runtime.worker.blackbox import RecordByRecord
 from penstock.runtime.worker.direct import Barrier, Direct, Processing
 from penstock.runtime.worker.diversion import DiversionTotals, Diverted
 from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
+from penstock.runtime.worker.record_by_record import RecordByRecord
 from penstock.runtime.worker.shared_batches import SharedBatches
 from penstock.runtime.worker.task_input import TaskInput
 from penstock.runtime.worker.task_outputs import TaskOutputs

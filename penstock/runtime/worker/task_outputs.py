@@ -14,8 +14,8 @@ from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.output import Output
 from penstock.runtime.records.batch import Batch, singly
 from penstock.runtime.records.userfunc import ErrorHandler
-from penstock.runtime.worker.blackbox import RecordByRecord
 from penstock.runtime.worker.passage import Passage, may_take
+from penstock.runtime.worker.record_by_record import RecordByRecord
 from penstock.runtime.worker.shared_batches import SharedBatches
 
 
