@@ -23,6 +23,7 @@ from typing import Any
 ENTRIES = (
     "tests.epochs.planted",
     "tests.epochs.planted_host",
+    "tests.epochs.planted_sinks",
     "tests.epochs.planted_links",
     "tests.epochs.planted_relays",
     "tests.epochs.planted_inputs",

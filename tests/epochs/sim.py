@@ -69,6 +69,7 @@ from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
 from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQuiet, Participant
+from penstock.runtime.epochs.restore import cannot_take_back
 from penstock.runtime.epochs.snapshot import worth_compacting
 from penstock.runtime.epochs.store import Store, manifest_files
 from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, StoreUnreachable
@@ -81,7 +82,6 @@ from penstock.runtime.program.graph import SAVEPOINT
 from penstock.runtime.program.plan import Plan, fused_by_key
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
-from penstock.runtime.sinks.base import Committable, Sink, SinkCommitter, SinkContext, SinkWriter
 from penstock.runtime.transport.base import Buffer, SilentLink
 from penstock.runtime.worker.blackbox import Crash, Note
 from penstock.runtime.worker.run_loop import RunLoop
@@ -92,6 +92,7 @@ from tests.epochs.checks import Checks, reference
 from tests.epochs.dict_files import DictFiles
 from tests.epochs.links import Ends, Inbox, Network, Node
 from tests.epochs.nodes import Nodes
+from tests.epochs.outside import Log, LogTransactions, Outside, Transactions
 from tests.epochs.relays import Relays
 from tests.program.random_flows import RandomFlow
 
@@ -107,128 +108,6 @@ class Stuck(AssertionError):
 
 
 # --- what stays ----------------------------------------------------------------------------------------------------
-
-Key = tuple[str, int, int]  # of a transaction: sink, task, number
-
-
-class Outside:
-    """What stays when processes die: a database with transactions, where the sinks write."""
-
-    def __init__(self) -> None:
-        self.open: dict[Key, list[Any]] = {}
-        self.stale: set[Key] = set()  # of writers that were closed; somebody else may still have to commit them
-        self.done: dict[Key, tuple[int, list[Any]]] = {}  # the epoch that it was prepared for, and its records
-        self.numbers = 0
-        self.newest: Callable[[], int] = lambda: 0  # the last epoch whose manifest is written
-        self.may_retract = False  # an epoch was damaged
-
-    def begin(self, sink: str, task: int) -> Key:
-        self.numbers += 1
-        key = (sink, task, self.numbers)
-        self.open[key] = []
-        return key
-
-    def commit(self, key: Key, prepared: int) -> None:
-        assert self.newest() >= prepared, f"a commit of epoch {prepared}, and none from it on has a manifest"
-        if key not in self.done:
-            assert key in self.open, f"a transaction that was prepared for epoch {prepared} is gone: {key}"
-            self.done[key] = (prepared, self.open.pop(key))
-
-    def go_back(self, sink: str, task: int, epoch: int) -> None:
-        """Forget what the task has written since an epoch."""
-        for key in [key for key in self.open if key[:2] == (sink, task)]:
-            del self.open[key]
-        self._retract(epoch, lambda key: key[:2] == (sink, task))
-
-    def go_back_beyond(self, sink: str, tasks: int, epoch: int) -> None:
-        """Forget what was committed since an epoch by tasks that there are no more."""
-        # What they had prepared for it is open perhaps: whoever has got their state is to commit that, if not yet.
-        self._retract(epoch, lambda key: key[0] == sink and key[1] >= tasks)
-
-    def _retract(self, epoch: int, whose: Callable[[Key], bool]) -> None:
-        for key in [key for key, (at, _) in self.done.items() if at > epoch and whose(key)]:
-            assert self.may_retract, f"{key} was committed with epoch {self.done[key][0]}, and goes back to {epoch}"
-            del self.done[key]
-
-    def records(self) -> dict[str, list[Any]]:
-        """What was committed, by sink."""
-        records: dict[str, list[Any]] = {}
-        for (sink, _, _), (_, more) in self.done.items():
-            records.setdefault(sink, []).extend(more)
-        return records
-
-    def uncommitted(self) -> dict[str, list[Any]]:
-        """What was written and not committed, by sink: all, in a job without epochs."""
-        records: dict[str, list[Any]] = {}
-        for (sink, _, _), more in self.open.items():
-            records.setdefault(sink, []).extend(more)
-        return records
-
-
-class Transactions(Sink):
-    """A sink with a transaction an epoch in an Outside."""
-
-    guarantee = "exactly once"
-
-    def __init__(self, name: str, outside: Outside) -> None:
-        self.name = name
-        self.outside = outside
-
-    def writer(self, context: SinkContext) -> SinkWriter:
-        return _Transaction(self, context)
-
-    def committer(self, context: SinkContext) -> SinkCommitter:
-        return _Committer(self.outside)
-
-
-class _Committer(SinkCommitter):
-    def __init__(self, outside: Outside) -> None:
-        self._outside = outside
-
-    def commit(self, committables: list[Committable]) -> None:
-        for one in committables:
-            self._outside.commit(one.data, one.epoch)
-
-
-class _Transaction(SinkWriter):
-    def __init__(self, sink: Transactions, context: SinkContext) -> None:
-        self._outside = sink.outside
-        self._name = sink.name
-        self._index = context.index
-        self._parallelism = context.parallelism
-        self._prepared: list[tuple[int, Key]] = []
-        self._key: Key | None = None
-
-    def write(self, records: list[Any]) -> None:
-        if self._key is None:
-            self._key = self._outside.begin(self._name, self._index)
-        # Somebody who has taken this task's place may have rolled the transaction back: then nobody wants it any more.
-        self._outside.open.get(self._key, []).extend(records)
-
-    def prepare(self, epoch: int) -> Any:
-        key, self._key = self._key, None
-        if key is not None:
-            self._prepared.append((epoch, key))
-        return key
-
-    def state(self) -> Any:
-        return self._index
-
-    def committed(self, epoch: int) -> None:
-        left = [key for prepared, key in self._prepared if prepared <= epoch and key in self._outside.open]
-        assert not left, f"{left} are said to be committed, and are not"
-        self._prepared = [one for one in self._prepared if one[0] > epoch]
-
-    def close(self, failed: bool) -> None:
-        # When it moves to another worker the new writer may be there already, and has cleared away what there was.
-        keys = {key for _, key in self._prepared} | ({self._key} if self._key is not None else set())
-        self._outside.stale |= keys
-
-    def restore(self, epoch: int, states: list[Any]) -> None:
-        for index in {self._index, *states}:  # there may be no such task any more
-            self._outside.go_back(self._name, index, epoch)
-        if self._index == 0:
-            self._outside.go_back_beyond(self._name, self._parallelism, epoch)
 
 
 class MemoryStore(Store):
@@ -404,6 +283,7 @@ class Faults:
     writing: float = 0.15  # how soon snapshots are written
     lazy_sources: float = 0.0  # the chance that a source, when it is its turn, does nothing
     mixed: bool = True  # what different workers send passes each other
+    log: bool = False  # sinks write to a log, which takes nothing back
     stop_at: float | None = None  # when the job is told to stop
     halt_at: float | None = None  # when the job is told to stop with a savepoint, from which it is started again
     no_copy: float = 0.0  # the chance that this savepoint cannot be written
@@ -572,6 +452,7 @@ def faults_of(seed: int) -> Faults:
     if halting.random() < 0.25 and faults.stop_at is None and interval < 1:
         halt_at, no_copy = halting.random() ** 2 * 0.2, halting.choice((0.0, 0.0, 0.5))
         faults = replace(faults, halt_at=halt_at, no_copy=no_copy)
+    faults = replace(faults, log=random.Random(f"log {seed}").random() < 0.5)
     nodes = random.Random(f"nodes {seed}")
     if workers == 1 or nodes.random() >= 0.55:
         return faults
@@ -742,12 +623,15 @@ class EpochCluster:
         self.steps = 0
         self.story: list[tuple[float, Any]] = []
         self.counts: Counter[str] = Counter()
-        self.outside = Outside()
-        self.sinks = []
+        self.outside = Log() if faults.log else Outside()
+        self.sinks: list[Transactions | LogTransactions] = []
         for operator in made.flow.graph.operators.values():
             if isinstance(operator, Write):
-                operator.sink = Transactions(operator.sink.channel or operator.name, self.outside)
-                self.sinks.append(operator.sink)
+                name = operator.sink.channel or operator.name
+                outside = self.outside
+                sink = LogTransactions(name, outside) if isinstance(outside, Log) else Transactions(name, outside)
+                operator.sink = sink
+                self.sinks.append(sink)
         self.first_plan: Plan = made.flow.plan(faults.workers)
         self.network = Network(seed, faults, lambda: self.now, self.counts)
         self.nodes = Nodes(self, self.network)
@@ -846,6 +730,10 @@ class EpochCluster:
         manifest = self._older(None)
         if manifests and (manifest is None or manifest.epoch < max(manifests)):
             self._passed_over()
+        if manifest is not None and manifest.epoch < max(manifests) and isinstance(self.outside, Log):
+            self._nothing_is_left("another master would go back behind what it cannot take back")
+            self.failed = self.over = True
+            return
         if manifests and manifest is None:  # from the beginning the job would write again what its sinks have committed
             self._nothing_is_left("no epoch is left for another master")
             self.failed = self.over = True
@@ -891,6 +779,7 @@ class EpochCluster:
         self.keeper = StoreKeeper(
             self.store, Collected(True), lambda trouble: None, self._say_lost, thread=False, wall=lambda: 0.0
         )
+        self.keeper.cannot_take_back = cannot_take_back(self.first_plan)
         self.keeping = False
         if manifest is not None:
             self._forget_after(manifest.epoch)
@@ -933,6 +822,9 @@ class EpochCluster:
         ended, a worker whose answer got lost may still write what was damaged again."""
         assert self.store.ruined, reason
         left = self._older(None)
+        if left is not None and left.epoch < max(self.store.manifests) and "cannot take back" in reason:
+            left = None
+            self.counts["jobs that would go back behind what a log has"] += 1
         assert left is None, f"the job fails ({reason}), and epoch {left} can be read"
         self.counts["jobs that nothing is left of"] += 1
 

@@ -151,7 +151,8 @@ class Participant:
             mine = [number for number, (states, _, _, _) in saved.items() if name in states]
             prepared: list[SavedSink] = [own for number in mine for own in saved[number][0][name].own]
             if prepared:
-                context = wiring.sink_context(write, plan.by_number[mine[0]], command.generation, restoring=True)
+                task = plan.by_number[mine[0]]
+                context = wiring.sink_context(plan, write, task, command.generation, restoring=True)
                 context.patience = self.loop.patience.part(write.sink.patience_s)
                 with context.errors.blamed(f"(committing epoch {command.epoch})"):
                     commit_saved(write.sink, context, prepared)

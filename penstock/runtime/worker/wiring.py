@@ -279,7 +279,7 @@ class Wiring:
         generation: int,
         report: Callable[[str, list[Any]], None],
     ) -> Stage:
-        sink_context = self.sink_context(operator, task, generation, restoring=generation > 1)
+        sink_context = self.sink_context(self.plan, operator, task, generation, restoring=generation > 1)
         sink_context.report = report
         context = StageContext(operator, task.index, chain.parallelism, sink_context, self.epochs, self._options.wall)
         context.time_grain = self.plan.time_grain or 1
@@ -291,15 +291,16 @@ class Wiring:
                 stage.on_shared = self.shared_batches.add
         return stage
 
-    def sink_context(self, operator: Any, task: TaskId, generation: int, *, restoring: bool) -> SinkContext:
-        """Returns the context of an operator's task, if the operator is a sink."""
+    def sink_context(self, plan: Plan, operator: Any, task: TaskId, generation: int, *, restoring: bool) -> SinkContext:
+        """Returns the context of an operator's task of this plan, if the operator is a sink."""
         return SinkContext(
             operator.name,
             task.index,
-            self.plan.chains[task.chain].parallelism,
+            plan.chains[task.chain].parallelism,
             epochs=self.epochs,
             restoring=restoring,
-            job=self.plan.name,
+            errors=ErrorHandler(operator.name),
+            job=plan.name,
             run=self._options.run,
             generation=generation,
         )
