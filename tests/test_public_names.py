@@ -281,6 +281,7 @@ orders.map_batches(OneForAll)
 orders.map_batches(Model)
 orders.map_batches(Weighed, fn_constructor_args=(2,)).map(lambda half: half.cents)
 orders.map_batches(Weighed(2), batch_format="pands")
+users.flat_map(list).map(lambda letter: letter.cents)
 """
 
 
