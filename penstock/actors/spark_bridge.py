@@ -89,7 +89,8 @@ class SparkBridge:
         self._lock = threading.Lock()  # of the two above
         self._trying = threading.Lock()  # one range at a time
         self._group: Any = None
-        folder = _log_folder()
+        ray_node = ray._private.worker._global_node
+        folder = tempfile.gettempdir() if ray_node is None else str(ray_node.get_logs_dir_path())
         self._log = write_apart(folder)
         # This process may be killed while Spark is starting. What it leaves then lies beside its log, not in TMPDIR.
         tempfile.tempdir = folder
@@ -161,7 +162,9 @@ class SparkBridge:
         """Starts a Spark session."""
         options = replace(self._options, put=ray.put)
         if options.kind != "pyspark" and options.placement_group is None:
-            self._group = _reserve(options)
+            # A bundle for each executor; None when there can be no executors, and then the session says why.
+            needs = executor_needs(options)
+            self._group = None if needs is None else placement_group([needs] * options.executors, strategy="PACK")
             options = replace(options, placement_group=self._group)
         try:
             session = open_session(options)
@@ -217,12 +220,6 @@ def _is_without_records(trial: Trial | None) -> bool:
     return trial is not None and not trial.costs
 
 
-def _log_folder() -> str:
-    """Returns the folder in which Ray keeps the logs of this node's processes."""
-    node = ray._private.worker._global_node
-    return tempfile.gettempdir() if node is None else str(node.get_logs_dir_path())
-
-
 def write_apart(folder: str) -> str:
     """Redirects the output of this process, and of the processes that it starts, into a file of this folder, and
     returns the file's path. Spark's driver, py4j and PySpark write pages, which Ray would show in the middle of the
@@ -242,13 +239,6 @@ def write_apart(folder: str) -> str:
     return path
 
 
-def _reserve(options: SparkOptions) -> Any:
-    """Reserves a bundle for each executor in a placement group, which Ray removes when this process ends. Returns None
-    when there can be no executors; the session that is to be started says why."""
-    needs = executor_needs(options)
-    return None if needs is None else placement_group([needs] * options.executors, strategy="PACK")
-
-
 class ActorHandle(BridgeHandle):
     """The JobMaster's end of a bridge."""
 
@@ -256,11 +246,9 @@ class ActorHandle(BridgeHandle):
         self._actor = actor
 
     def prepare(self) -> Future[SparkFacts]:
-        """See SparkBridge."""
         return _in_short(self._actor.prepare.remote().future(), why)
 
     def try_range(self, chain: int, sample: RecordSample) -> Future[RangeTrial]:
-        """See SparkBridge."""
         return _in_short(self._actor.try_range.remote(chain, sample).future(), why)
 
     def check(self) -> Future[Any]:
@@ -268,7 +256,6 @@ class ActorHandle(BridgeHandle):
         return _in_short(self._actor.executors.remote().future(), why)
 
     def stop(self) -> Future[Any]:
-        """See SparkBridge."""
         return _in_short(self._actor.stop.remote().future(), why)
 
     def kill(self) -> None:

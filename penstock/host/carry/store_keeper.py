@@ -32,11 +32,11 @@ from penstock.runtime.epochs.snapshot import worth_compacting
 from penstock.runtime.epochs.store import Store, manifest_files, result_of
 from penstock.runtime.errors import SnapshotDamaged, StoreError
 from penstock.runtime.program.graph import SAVEPOINT
+from penstock.runtime.records.pickling import Program, belonging_to
 
 if TYPE_CHECKING:
     from penstock.host.process.collected import Collected
     from penstock.runtime.program.plan import Plan
-from penstock.runtime.records.pickling import Program, belonging_to
 
 logger = logging.getLogger(__name__)
 
