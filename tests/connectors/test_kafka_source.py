@@ -17,7 +17,7 @@ import pytest
 import penstock as ps
 from penstock.connectors.kafka.source import Kafka as KafkaSource
 from penstock.runtime.errors import FlowError, JobFailed, SourceError
-from tests.connectors.topics import new_topic, produce, transaction
+from tests.connectors.topics import delete_before, new_topic, produce, transaction
 from tests.e2e.processes import LIMIT_S, kill, wait_until
 from tests.local.workers import workers_here
 from tests.servers.kafka import Kafka
@@ -183,15 +183,6 @@ def test_a_broker_that_dies_and_comes_back_costs_no_record_and_no_restart(mortal
     job.stop()
     job.wait(LIMIT_S)
     assert lines(tmp_path / "out") == list(range(2000))
-
-
-def delete_before(broker: Kafka, topic: str, offset: int) -> None:
-    from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 2})
-    for answer in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
-        answer.result(60)
 
 
 def test_records_that_are_gone_end_the_job_or_are_passed_over_as_asked(

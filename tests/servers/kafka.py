@@ -117,7 +117,7 @@ class Kafka:
         voters = ",".join(f"{node + 1}@127.0.0.1:{port}" for node, port in enumerate(controllers))
         self.ports = listening
         self.address = ",".join(f"127.0.0.1:{port}" for port in listening)
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster = base64.b64encode(uuid.uuid4().bytes, altchars=b"AB").decode().rstrip("=")
         self.brokers = []
         for node in range(brokers):
             place = folder / f"broker-{node + 1}"

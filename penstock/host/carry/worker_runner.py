@@ -7,6 +7,7 @@ JobRunner, and everything that waits is done in threads.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
@@ -25,6 +26,7 @@ from penstock.host.decide.job_host import JobHost
 from penstock.host.decide.process_commands import Build
 from penstock.host.process.hangs import SilenceDetector
 from penstock.host.process.watched_process import LastWords
+from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import PenstockError, first_line
 from penstock.runtime.program.plan import Plan, packed_with_plan
 from penstock.runtime.records.pickling import Program
@@ -60,7 +62,7 @@ class WorkerRunner:
         # What belongs to the present process of each worker. Only the supervising thread changes the two.
         self._handles: dict[int, WorkerHandle] = {}
         self._links: dict[int, Link] = {}
-        self._run_name = uuid.uuid4().hex  # for sinks: no other start of the job has it
+        self._run_name = _run_name(options.store)
         self._packed: tuple[Plan, dict[int, int], bytes] | None = None  # the last program that was packed for workers
 
     def carry_out(self, command: WorkerCommand) -> None:
@@ -188,3 +190,9 @@ class WorkerRunner:
 
     def _hangs(self, worker: int, incarnation: int, stopped: bool) -> None:
         self._events.put(lambda host: host.process_hangs(worker, incarnation, stopped, time.monotonic()))
+
+
+def _run_name(store: Store | None) -> str:
+    """Returns the name of this run of the job for its sinks; see SinkContext."""
+    lineage = "" if store is None else hashlib.sha256(store.place.encode()).hexdigest()[:12]
+    return f"{lineage}-{uuid.uuid4().hex}"

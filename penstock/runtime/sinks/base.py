@@ -75,7 +75,9 @@ class SinkContext:
     errors: ErrorHandler = field(default_factory=lambda: ErrorHandler("sink"))
     patience: Patience = field(default_factory=lambda: Patience(0.0))  # of the worker
     job: str = ""
-    run: str = ""  # of the job: a start, a resume and a start from a savepoint all have another one
+    #: Of the job: a start, a resume and a start from a savepoint all have another one. The part before "-" stands for
+    #: the checkpoint store, of which only one run at a time has the lock: others of the same store are dead.
+    run: str = ""
     generation: int = 0  # of the task: a later writer of the same run has a higher one
     steps: Beside = field(default_factory=InLine)  # takes the steps of `beside`
     #: Has a function called in the loop's thread, by any thread.
