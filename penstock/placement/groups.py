@@ -16,9 +16,8 @@ What Ray 2.60 does with a group, found by trying it (tests/placement/test_groups
     next run of the job) when the JobMaster died without a word;
   - made by a detached actor: it goes when that actor's process or node dies (1 s), also when Ray starts the actor
     again: its next life finds nothing, and has to reserve anew.
-- Ray's own lifetime="detached" is said to keep a group from both deaths, and would leak it: never used here.
-- A group that still waits for room goes in the same ways.
-- When a group goes, Ray kills the actors in it.
+- Ray's own lifetime="detached" would leak a group: never used here.
+- A group that still waits for room goes in the same ways, and when a group goes, Ray kills the actors in it.
 - When a node dies, those of its bundles are without a node (`lost`) as soon as Ray has noticed: at once when it said
   good-bye, 13 s after its raylet was killed, later than 40 s when that was only stopped. The others stay as they are,
   with their actors, and take new ones. A bundle that was pinned waits for ever, as no node has the same id again, and

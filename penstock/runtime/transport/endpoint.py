@@ -87,12 +87,18 @@ def notice_silence(connection: socket.socket) -> None:
     """Lets a TCP connection send at once, and end soon when its peer is silent. Does nothing to other sockets."""
     if connection.family == socket.AF_UNIX:
         return
+    send_at_once(connection, _SILENT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S)
+
+
+def send_at_once(connection: socket.socket, probes: int) -> None:
+    """Lets a TCP connection send at once. The kernel probes it every second while it is idle, and ends it after so many
+    probes without an answer."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENT_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
 
 
 def tcp_address(host: str, port: int) -> str:

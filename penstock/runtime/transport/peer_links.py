@@ -32,7 +32,7 @@ from typing import TypeAlias
 
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.transport.base import SilentLink
-from penstock.runtime.transport.endpoint import family, host_and_port, tcp_address
+from penstock.runtime.transport.endpoint import family, host_and_port, send_at_once, tcp_address
 from penstock.runtime.transport.handshake import NotProved
 from penstock.runtime.transport.peer_handshake import Admitting, Introducing, Process
 from penstock.runtime.transport.strangers import Told, refusal
@@ -68,8 +68,7 @@ _TRIES_MAX = 8
 _WITH_PAUSES = b"bbr"
 _WITHOUT_PAUSES = b"cubic"
 
-# The kernel probes an idle connection in this interval. It never ends one: this module does.
-_PROBE_S = 1
+# The kernel may send so many probes in vain, so that it never ends a connection: this module does.
 _PROBES = 100
 
 # Of struct tcp_info: retransmits and probes without an answer; the times (ms) since data and since an acknowledgement
@@ -513,18 +512,11 @@ def prepare(connection: socket.socket) -> None:
     """Sets the options that all connections between peers have: they send at once, an idle one is probed by the kernel,
     and none is under BBR where the kernel lets us choose."""
     connection.setblocking(False)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-    if _congestion_control(connection) == _WITH_PAUSES:
+    send_at_once(connection, _PROBES)
+    control = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+    if control == _WITH_PAUSES:
         with suppress(OSError):  # the machine does not have the other one, or does not let its users choose it
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _WITHOUT_PAUSES)
-
-
-def _congestion_control(connection: socket.socket) -> bytes:
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
 
 
 def peer_address(address: str) -> tuple[str, int, bytes]:
