@@ -25,7 +25,7 @@ from benchmarks.ysb_job import MEMORY, Form
 from benchmarks.ysb_load import Load
 from benchmarks.ysb_throughput import STEPS, Lines
 from penstock.bridge.burst import BurstDetector, BurstOptions, Decision, Observation
-from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, MicroBatch, interval
+from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, MicroBatch
 
 _BURST_S = 60
 _CLUSTERS = (1, 2, 4, 8, 16, 32)  # cores of record tasks
@@ -84,9 +84,13 @@ def pays_from(costs: Costs, record_cores: int, load: float) -> int | None:
 
 def bears_from(costs: Costs, record_cores: int, load: float) -> int | None:
     """The least cores of Spark that keep up with the load."""
-    return _least(
-        range(1, _MOST * record_cores + 1), lambda cores: interval(load, costs.batch(record_cores, cores)).keeps_up
-    )
+    return _least(range(1, _MOST * record_cores + 1), lambda cores: _keeps_up(load, costs.batch(record_cores, cores)))
+
+
+def _keeps_up(load: float, cost: BatchCost) -> bool:
+    """Whether micro-batches of the longest interval leave a fifth of it to spare."""
+    longest_s = BurstOptions().timing.interval_max_s
+    return cost.seconds(load * longest_s) <= 0.8 * longest_s
 
 
 def _least(numbers: range, holds: Any) -> int | None:

@@ -326,7 +326,7 @@ class Model:
     def of(setting: Setting) -> Model:
         """Computes it."""
         rate, pd, cost = setting.burst * setting.record_rate, setting.record_rate, setting.cost
-        seconds = interval(rate, cost).seconds
+        seconds = interval(rate, cost)
         batch_s = cost.seconds(rate * seconds)
         return Model(
             (rate - pd) * setting.burst_s / pd,

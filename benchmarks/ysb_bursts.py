@@ -91,7 +91,7 @@ def burst_rate(record_rate: float, seconds: float) -> float:
     options = BurstOptions()
     rate = record_rate
     for _ in range(50):
-        gathered = interval(rate, _SPARK, longest_s=options.timing.interval_max_s).seconds
+        gathered = interval(rate, _SPARK, longest_s=options.timing.interval_max_s)
         length = switch_length(rate, record_rate, _SPARK.rate, gathered, _SPARK.fixed_s, k=K)
         rate = record_rate + thresholds(length, options.delta)[0] / (seconds / 2)
     return round(rate, -4)

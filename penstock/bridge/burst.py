@@ -62,7 +62,6 @@ from penstock.bridge.cost import (
     BatchCost,
     BatchSpeed,
     Calibration,
-    Interval,
     MicroBatch,
     RecordSpeed,
     ShownSpeed,
@@ -318,7 +317,7 @@ class Decision:
     wanted: Paradigm
     state: RangeState
     prepare: bool  # make Spark ready, if that is not begun: it is needed, or nearly. Once begun it ends by an event
-    interval: Interval  # how long micro-batches should gather
+    interval_s: float  # how long micro-batches should gather
     reason: str
     warning: str | None  # to be told to the user; each once
     figures: Figures
@@ -479,14 +478,13 @@ class BurstDetector:
         prepare = self._prepare(seen.time_s, figures)
         if prepare and self._prepare_since is None:
             self._prepare_since = seen.time_s
-        gathers = self._interval(figures, backlog=True)
-        self._gathers_s = gathers.seconds
+        self._gathers_s = self._interval(figures, backlog=True)
         warning, self._failures.warning = self._failures.warning, None
         return Decision(
             wanted=WANTED[self.state],
             state=self.state,
             prepare=prepare,
-            interval=gathers,
+            interval_s=self._gathers_s,
             reason=reason,
             warning=warning,
             figures=figures,
@@ -578,7 +576,7 @@ class BurstDetector:
             figures = figures.changed(
                 schedule_s=cost.fixed_s - transmit_s, transmit_s=transmit_s, transmit_rate=way.rate
             )
-        seconds = self._interval(figures).seconds
+        seconds = self._interval(figures)
         in_s = seen.time_s - self._phase_s  # in this paradigm
         if record_rate is None:
             return figures.changed(interval_s=seconds)
@@ -612,7 +610,7 @@ class BurstDetector:
         if (alone := self._sustained.alone or self._records.rate) is not None:
             self._batches = BatchSpeed(BatchCost(guess.fixed_s, min(guess.rate, alone * cores_a_task)))
 
-    def _interval(self, figures: Figures, *, backlog: bool = False) -> Interval:
+    def _interval(self, figures: Figures, *, backlog: bool = False) -> float:
         """Returns T for these arrivals. Once Spark is at work, they include what Spark has to catch up on."""
         cost = None
         if figures.operation_rate is not None and figures.fixed_s is not None:

@@ -71,6 +71,10 @@ RECORDS_SHARE_MIN = 0.1
 # A batch that took less was not processed, or the clock stood.
 CLOCK_S = 1e-6
 
+# The share of an interval that a micro-batch leaves to spare, and the time in which a backlog is to be worked off.
+_HEADROOM = 0.2
+_CATCH_UP_S = 10.0
+
 # Batches that it takes to go by the fit instead of by the calibration.
 FIT_AFTER = 4
 
@@ -282,36 +286,26 @@ class BatchSpeed:
         return BatchCost(self._prior.fixed_s * times, self._prior.rate / times)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """How long a micro-batch gathers. `keeps_up` is false when no allowed interval is long enough for the load."""
-
-    seconds: float
-    keeps_up: bool
-
-
 def interval(
     arrival_rate: float,
     cost: BatchCost | None,
     *,
     backlog: float = 0.0,
-    catch_up_s: float = 10.0,
-    headroom: float = 0.2,
     shortest_s: float = 0.2,
     longest_s: float = 2.0,
     epoch_s: float | None = 1.0,
-) -> Interval:
-    """The shortest interval T in which Spark keeps up with `arrival_rate` (V).
+) -> float:
+    """Returns the shortest interval T in which Spark keeps up with `arrival_rate` (V).
 
-    The V*T records that gather in T must be processed before the next batch is there, with a share `headroom` (h) of T
+    The V*T records that gather in T must be processed before the next batch is there, with a share h (_HEADROOM) of T
     to spare, or a batch that is a little slow makes all later batches late:
 
         fixed_s + V*T / rate <= (1 - h) * T        so        T >= fixed_s / ((1 - h) - V / rate)
 
     The fixed cost is what makes T long: at V near 0 it is fixed_s / (1 - h), and it grows without bound as V comes near
     (1 - h) * rate, from where on no interval is long enough: then the longest is taken, at which Spark carries most.
-    Shorter is better, as a record waits T/2 on average. A backlog is to be worked off within `catch_up_s`, so it
-    counts as V + backlog / catch_up_s.
+    Shorter is better, as a record waits T/2 on average. A backlog is to be worked off within _CATCH_UP_S, so it
+    counts as V + backlog / _CATCH_UP_S.
 
     `epoch_s`: a micro-batch must not straddle an epoch's barrier more often than it has to, as the barrier waits for
     its end. So T is the epoch interval divided by a whole number, or, if that is too short, a multiple of it: then the
@@ -320,19 +314,14 @@ def interval(
     """
     if not 0 < shortest_s <= longest_s:
         raise ValueError(f"shortest_s={shortest_s}, longest_s={longest_s}: they must be above 0, and in order")
-    if not 0 <= headroom < 1:
-        raise ValueError(f"headroom={headroom}: it is a share of the interval, from 0 to below 1")
     allowed = _aligned(shortest_s, longest_s, epoch_s)
     if cost is None:  # the paper's second, or the nearest to it
-        return Interval(min(allowed, key=lambda s: abs(s - 1.0)), True)
-    to_spare = (1.0 - headroom) - (arrival_rate + backlog / catch_up_s) / cost.rate
+        return min(allowed, key=lambda s: abs(s - 1.0))
+    to_spare = (1.0 - _HEADROOM) - (arrival_rate + backlog / _CATCH_UP_S) / cost.rate
     if to_spare <= 0:
-        return Interval(allowed[-1], False)
+        return allowed[-1]
     needed = cost.fixed_s / to_spare
-    for seconds in allowed:
-        if seconds >= needed * (1 - 1e-9):
-            return Interval(seconds, True)
-    return Interval(allowed[-1], False)
+    return next((seconds for seconds in allowed if seconds >= needed * (1 - 1e-9)), allowed[-1])
 
 
 def _aligned(shortest_s: float, longest_s: float, epoch_s: float | None) -> list[float]:

@@ -436,7 +436,7 @@ class ParadigmScheduler:
         rows = self._rows_max(decision, max(1, all_running))
         for chain, position in range_.parts.items():
             names = tuple(operator.name for operator in self._plan.chains[chain].operators)
-            divert = DivertRequest(chain, position, decision.interval.seconds, True, rows, names, life)
+            divert = DivertRequest(chain, position, decision.interval_s, True, rows, names, life)
             for worker, tasks in look.of_chain(chain).items():
                 number = self._requests.begin_divert(worker, divert, tasks, look.asked_s)
                 if number is not None:

@@ -89,7 +89,7 @@ class SimulatedRange:
                 begins = max(now, running[-1][0]) if running else now
                 takes_s = max(self.longer * batch.seconds, rows / (self.follows or math.inf))
                 running.append((begins + takes_s, batch))
-                cut_at = now if rows == ROWS_MAX else now + self.decision.interval.seconds
+                cut_at = now if rows == ROWS_MAX else now + self.decision.interval_s
                 queue -= rows
             waiting = queue + sum(batch.records for _, batch in running)
             self.waited += waiting * self.step_s
@@ -113,7 +113,7 @@ class SimulatedRange:
             if not self.states or self.states[-1][1] != self.detector.state:
                 self.states.append((now, self.detector.state))
             self.queues.append(queue)
-            self.intervals.append((now, self.decision.interval.seconds))
+            self.intervals.append((now, self.decision.interval_s))
             self.history.append((self.came, self.done))
         self.left = queue + sum(batch.records for _, batch in running)
 
