@@ -21,12 +21,12 @@ _Place = tuple[int, int]  # (worker, chain)
 
 def is_diverted(task: TaskLoad) -> bool:
     """Returns whether a task's input goes to Spark, or went there and is not answered yet."""
-    return task["diverted"] is not None
+    return task.diverted is not None
 
 
 def is_diverted_to(task: TaskLoad, life: int) -> bool:
     """Whether a task's input goes to the Spark of this life."""
-    return task["divert"] is not None and task["divert"]["life"] == life
+    return task.divert is not None and task.divert.life == life
 
 
 class DivertRequests:
@@ -42,13 +42,13 @@ class DivertRequests:
         """Asks for the tasks of a chain of this worker to follow `divert`, if a report that was asked for at `asked_s`
         shows that they do not."""
         told = divert_load(divert)
-        if all(not _can_follow(task) or task["divert"] == told for task in tasks):
+        if all(not _can_follow(task) or task.divert == told for task in tasks):
             return None
         return self._begin((worker, divert.chain), asked_s)
 
     def begin_undivert(self, worker: int, chain: int, tasks: Iterable[TaskLoad], asked_s: float) -> int | None:
         """Asks for the tasks to take up their input as records."""
-        if all(task["divert"] is None for task in tasks):  # those that still wait for answers will do so by themselves
+        if all(task.divert is None for task in tasks):  # those that still wait for answers will do so by themselves
             return None
         return self._begin((worker, chain), asked_s)
 
@@ -65,5 +65,5 @@ class DivertRequests:
 
 
 def _can_follow(task: TaskLoad) -> bool:
-    is_leaving = task["diverted"] is not None and task["divert"] is None
-    return not (task["finished"] or task["record_by_record"] or is_leaving)
+    is_leaving = task.diverted is not None and task.divert is None
+    return not (task.finished or task.record_by_record or is_leaving)

@@ -158,7 +158,7 @@ class _Look:
 
     def of_chain(self, chain: int) -> dict[int, list[TaskLoad]]:
         """The tasks of a chain by worker; workers without any are left out."""
-        found = {worker: [t for t in tasks if t["chain"] == chain] for worker, tasks in self.reports.items()}
+        found = {worker: [t for t in tasks if t.chain == chain] for worker, tasks in self.reports.items()}
         return {worker: tasks for worker, tasks in found.items() if tasks}
 
     def tasks(self, *chains: int) -> list[TaskLoad]:
@@ -173,8 +173,8 @@ def _layout(plan: Plan) -> list[list[str]]:
 
 def _is_of(task: TaskLoad, layout: list[list[str]]) -> bool:
     """Whether a worker's task belongs to this plan."""
-    chain = task["chain"]
-    return chain < len(layout) and layout[chain] == [name for name, _, _ in task["operators"]]
+    chain = task.chain
+    return chain < len(layout) and layout[chain] == [operator.name for operator in task.operators]
 
 
 class ParadigmScheduler:
@@ -227,7 +227,7 @@ class ParadigmScheduler:
         self._counts.take(task for tasks in look.reports.values() for task in tasks)
         for tasks in look.reports.values():
             for task in tasks:
-                self._waiting.look(task, task["operators"][0][1])
+                self._waiting.look(task, task.operators[0].records_in)
         for range_ in self._ranges:
             own = look.tasks(range_.form.chain)
             if self._leader(range_) is not None:
@@ -393,7 +393,7 @@ class ParadigmScheduler:
         held_back = self._waiting.held_back(chain)
         held_up = self._waiting.held_up(chain, {one.form.chain for one in self._ranges}.difference(range_.chains))
         receivers = look.tasks(*{edge.target for edge in self._plan.exchanges if edge.source == chain})
-        range_.blind = not all(task["backlog_known"] for task in look.tasks(chain))
+        range_.blind = not all(task.backlog_known for task in look.tasks(chain))
         seen = range_.meter.observe(look.tasks(chain), look.now, held_back, held_up, receivers)
         decision = detector.observe(seen)
         range_.decision = decision
@@ -409,8 +409,8 @@ class ParadigmScheduler:
             self._extend(range_)
         tasks = look.tasks(*range_.chains)
         for task in tasks:
-            if task["diverted"] is not None and task["diverted"]["failed"] is not None:
-                range_.failed = task["diverted"]["failed"]
+            if task.diverted is not None and task.diverted["failed"] is not None:
+                range_.failed = task.diverted["failed"]
         if (why := self._new_failure(tasks)) is not None:
             range_.failed = why
             if detector.state in ("SWITCHING", "OPERATION"):
@@ -429,7 +429,7 @@ class ParadigmScheduler:
         if life is None or facts is None or self._spark.state is not SparkState.READY:
             return []
         tasks = look.tasks(*range_.chains)
-        running = [task for task in tasks if not task["finished"]]
+        running = [task for task in tasks if not task.finished]
         commands: list[Command] = []
         # Those of a worker that has not reported count too: what others are told must not change with its silence.
         all_running = sum(self._plan.chains[chain].parallelism for chain in range_.chains) - len(tasks) + len(running)
@@ -442,7 +442,7 @@ class ParadigmScheduler:
                 if number is not None:
                     commands.append(DivertTasks(worker, number, divert, facts.name, facts.node))
         # A task may still be diverted to an earlier Spark, if its worker has not reported for a while.
-        there = [task["diverted"] is not None and is_diverted_to(task, life) for task in running]
+        there = [task.diverted is not None and is_diverted_to(task, life) for task in running]
         if range_.detector.state == "SWITCHING" and running and all(there):
             range_.detector.happened("switched", look.now)
         return commands
@@ -469,10 +469,10 @@ class ParadigmScheduler:
         """Why a diversion has ended by itself, if one has since the last look."""
         found = None
         for task in tasks:
-            if task["diversion_failed"] is not None:
-                diversion, why = task["diversion_failed"]
-                if self._failures.get(task["number"]) != diversion:
-                    self._failures[task["number"]] = diversion
+            if task.diversion_failed is not None:
+                diversion, why = task.diversion_failed
+                if self._failures.get(task.number) != diversion:
+                    self._failures[task.number] = diversion
                     found = found or why
         return found
 
@@ -526,7 +526,7 @@ class ParadigmScheduler:
     def _watch_answers(self, look: _Look, passed: float) -> list[Command]:
         """Doubt Spark when it owes answers and gives none for a while."""
         answers = sum(range_.meter.records_in_spark for range_ in self._ranges)
-        stories = [task["diverted"] for tasks in look.reports.values() for task in tasks]
+        stories = [task.diverted for tasks in look.reports.values() for task in tasks]
         waiting = any(story["under_way"] for story in stories if story is not None)
         self._quiet_s = self._quiet_s + passed if waiting and answers == self._answers else 0.0
         self._answers = answers

@@ -27,9 +27,9 @@ class OperatorCounts:
         records at the ends of the range."""
         found: dict[str, tuple[int, int]] = {}
         for task in loads:
-            diverted = task["diverted"] is not None
-            for name, taken, given in task["operators"]:
-                at = (task["number"], name)
+            diverted = task.diverted is not None
+            for name, taken, given in ((of.name, of.records_in, of.records_out) for of in task.operators):
+                at = (task.number, name)
                 taken_before, given_before, was_diverted = self._last.get(at, (0, 0, False))
                 self._last[at] = (taken, given, diverted)
                 if not (diverted or was_diverted) and taken >= taken_before and given >= given_before:
@@ -48,8 +48,8 @@ def way_between(senders: Iterable[TaskLoad], receivers: Iterable[TaskLoad]) -> f
     """Returns the seconds that a record without any wait is on its way between tasks (t_dt), or None when they are not
     known. By the least ages of records: the youngest that a receiver has taken are of the youngest that the senders
     have processed."""
-    processed = [task["ages"][1] for task in senders if task["ages"] is not None]
-    taken = [task["ages"][0] for task in receivers if task["ages"] is not None]
+    processed = [task.ages[1] for task in senders if task.ages is not None]
+    taken = [task.ages[0] for task in receivers if task.ages is not None]
     return max(0, min(taken) - min(processed)) / 1e9 if processed and taken else None
 
 
@@ -92,13 +92,13 @@ class RangeMeter:
         waiting, arrivals = held_back, held_back - (held_back if self._held_back is None else self._held_back)
         self._held_back = held_back
         for task in tasks:
-            taken, busy = task["operators"][0][1] - task["begun"], task["busy_ns"]
+            taken, busy = task.operators[0].records_in - task.begun, task.busy_ns
             # What is under way in Spark waits too: it counts as taken when it is answered.
-            queue = task["queued"] + task["backlog"] + task["under_way"] + task["begun"]
+            queue = task.queued + task.backlog + task.under_way + task.begun
             waiting += queue
             # Task by task: one whose worker has missed a look, or was started again, counts from where it was.
-            taken_before, queue_before, busy_before = self._done.get(task["number"], (taken, queue, busy))
-            self._done[task["number"]] = (taken, queue, busy)
+            taken_before, queue_before, busy_before = self._done.get(task.number, (taken, queue, busy))
+            self._done[task.number] = (taken, queue, busy)
             more += max(0, taken - taken_before)
             arrivals += max(0, taken - taken_before) + queue - queue_before
             busy_ns += max(0, busy - busy_before)
@@ -112,7 +112,7 @@ class RangeMeter:
             batches=batches,
             way_s=way_between(tasks, receivers),
             answered=float(in_spark),
-            full=any(task["backlog_full"] for task in tasks),
+            full=any(task.backlog_full for task in tasks),
         )
 
     def take_answers(self, tasks: Iterable[TaskLoad]) -> tuple[MicroBatch, ...]:
@@ -121,19 +121,19 @@ class RangeMeter:
         batches: list[MicroBatch] = []
         # Tasks share Spark's cores: the micro-batches of each take as much longer, and all together no less. Those of
         # one task have divided the time among them already (runtime/worker/answer_times.py).
-        beside = max(1, sum(task["diverted"]["under_way"] > 0 for task in tasks if task["diverted"] is not None))
+        beside = max(1, sum(task.diverted["under_way"] > 0 for task in tasks if task.diverted is not None))
         for task in tasks:
-            self.records_in_spark += _more(self._answered, task["number"], task["answered"])
-            self.unprocessed += _more(self._unprocessed, task["number"], task["unprocessed"])
-            story = task["diverted"]
+            self.records_in_spark += _more(self._answered, task.number, task.answered)
+            self.unprocessed += _more(self._unprocessed, task.number, task.unprocessed)
+            story = task.diverted
             if story is None:
                 continue
-            diversion, last = self._seen.get(task["number"], (story["id"], 0))
+            diversion, last = self._seen.get(task.number, (story["id"], 0))
             if diversion != story["id"]:
                 last = 0
             for number, records, seconds, spark_s in story["recent"]:
                 if number > last:
-                    self._seen[task["number"]] = (story["id"], number)
+                    self._seen[task.number] = (story["id"], number)
                     if number > UNDER_WAY_MAX:  # the first loads and compiles, and others wait with it
                         way_s = None if spark_s is None else max(0.0, seconds - spark_s) / beside
                         batches.append(MicroBatch(records, seconds / beside, way_s))

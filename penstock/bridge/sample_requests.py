@@ -74,7 +74,7 @@ class SampleRequests:
         wanted."""
         wanted = self._wanted.setdefault(chain, _Wanted(chain))
         taken = {
-            worker: sum(task["operators"][0][1] for task in of_worker)
+            worker: sum(task.operators[0].records_in for task in of_worker)
             for worker, of_worker in tasks.items()
             if any(_can_give(task) for task in of_worker)
         }
@@ -111,4 +111,4 @@ class SampleRequests:
 
 def _can_give(task: TaskLoad) -> bool:
     """Whether a task takes records as records, and not one by one."""
-    return not (task["finished"] or task["record_by_record"] or is_diverted(task))
+    return not (task.finished or task.record_by_record or is_diverted(task))

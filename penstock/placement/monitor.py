@@ -17,7 +17,7 @@ sent again, is little compared with a period.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import add, mul
 from typing import Any
@@ -28,6 +28,7 @@ from penstock.placement.shape import SharedTraffic, TrafficEdge
 from penstock.placement.topology import Topology, of_plan
 from penstock.placement.traffic import Floats, TrafficGraph
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.worker.load import TaskLoad
 
 #: The cores that each task counts in addition to its load, so that tasks that do nothing yet are assigned
 #: evenly too.
@@ -82,23 +83,25 @@ class Monitor:
         self._half_life_s = half_life_s
         self._seen: dict[int, _Seen] = {}
 
-    def take(self, at_ns: int, tasks: Iterable[Mapping[str, Any]]) -> None:
-        """Takes a worker's report: its clock, and its tasks as `RunLoop.traffic` describes them."""
+    def take(self, at_ns: int, tasks: Iterable[TaskLoad]) -> None:
+        """Takes a worker's report: its clock, and its tasks. Those that have ended count no more."""
         for task in tasks:
-            number, generation = task["number"], task["generation"]
+            if task.finished:
+                continue
+            number, generation = task.number, task.generation
             sent: dict[_Targets, tuple[int, int, int]] = {}
-            for receivers, *counts in task["sent"]:
+            for receivers, *counts in task.sent:
                 targets = tuple(target for target in receivers if target is not None)
                 records, size, messages = map(add, counts, sent.get(targets, (0, 0, 0)))
                 sent[targets] = records, size, messages
             before = self._seen.get(number)
-            used_ns = task["cpu_ns"], task["waits_ns"], task["threads_ns"]
+            used_ns = task.cpu_ns, task.waits_ns, task.threads_ns
             now = _Seen(generation, at_ns, used_ns, sent)
             if before is not None:
                 now.used, now.queued, now.rates, now.spans = before.used, before.queued, before.rates, before.spans
                 now.used_now, now.rates_now = before.used_now, before.rates_now
                 if before.generation == generation and at_ns > before.at_ns:
-                    self._smooth(now, before, task["queued"])
+                    self._smooth(now, before, task.queued)
             self._seen[number] = now
 
     def _smooth(self, now: _Seen, before: _Seen, queued: int) -> None:

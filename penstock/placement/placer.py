@@ -316,7 +316,8 @@ def _latency_s(reports: Iterable[TrafficReport]) -> float | None:
     ages = Histogram()
     for report in reports:
         for task in report.tasks:
-            ages.merge(Histogram.from_sparse(task["latency_us"]))
+            if not task.sent and not task.finished:
+                ages.merge(Histogram.from_sparse(task.latency_us))
     median_us = ages.quantile(0.5)
     return None if median_us is None else median_us / 1e6
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.bridge.commands import (
     CheckSpark,
@@ -165,10 +165,10 @@ class CommandChecks:
 
 
 def _operators(task: TaskLoad) -> Iterable[str]:
-    return (name for name, _, _ in task["operators"])
+    return (operator.name for operator in task.operators)
 
 
-def can_follow(task: TaskLoad) -> bool:
+def can_follow(task: Any) -> bool:
     """Whether a task does what DivertTasks says."""
     is_leaving = task["diverted"] is not None and task["divert"] is None
     return not (task["finished"] or task["record_by_record"] or is_leaving)

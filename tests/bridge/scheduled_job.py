@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.bridge.burst import BurstOptions
 from penstock.bridge.commands import CheckSpark, Command, DivertTasks, TakeSample, TryRange, UndivertTasks, Warn
@@ -19,7 +19,7 @@ from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.codec import encode
 from penstock.runtime.status import RangeStatus
-from penstock.runtime.worker.load import TaskLoad, divert_load
+from penstock.runtime.worker.load import OperatorReport, TaskLoad, divert_load
 from penstock.runtime.worker.sample import RecordSample
 from tests.bridge.command_checks import CommandChecks, Life, can_follow
 
@@ -40,6 +40,10 @@ FACTS = SparkFacts(
 )
 
 TRIAL = RangeTrial(BatchCost(0.25, 32_000.0), "in some way")
+
+
+#: The fields of a TaskLoad, as they are now; operators are (name, records in, records out).
+ChangingLoad: TypeAlias = dict[str, Any]
 
 
 class ScheduledJob:
@@ -75,30 +79,12 @@ class ScheduledJob:
 
     def make_tasks(self) -> None:
         """The workers' tasks, as of the plan."""
-        self.tasks: dict[int, TaskLoad] = {}
-        self.chains: dict[int, list[TaskLoad]] = {}
+        self.tasks: dict[int, ChangingLoad] = {}
+        self.chains: dict[int, list[ChangingLoad]] = {}
         self.workers: dict[int, int] = {}
         for task in self.plan.tasks:
-            load: TaskLoad = {
-                "number": task.number,
-                "chain": task.chain,
-                "finished": False,
-                "record_by_record": False,
-                "queued": 0,
-                "backlog": 0,
-                "backlog_known": True,
-                "backlog_full": False,
-                "under_way": 0,
-                "begun": 0,
-                "sends": [],
-                "ages": None,
-                "at_ns": 0,
-                "divert": None,
-                "diverted": None,
-                "diversion_failed": None,
-                "answered": 0,
-                "unprocessed": 0,
-                "busy_ns": 0,
+            load: ChangingLoad = {
+                **TaskLoad(number=task.number, chain=task.chain),
                 "operators": [(operator.name, 0, 0) for operator in self.plan.chains[task.chain].operators],
             }
             self.tasks[task.number] = load
@@ -117,13 +103,13 @@ class ScheduledJob:
             if task["divert"] is None:
                 task["diverted"] = None
 
-    def fail(self, task: TaskLoad, why: str) -> None:
+    def fail(self, task: ChangingLoad, why: str) -> None:
         """A micro-batch of a task is not answered: it goes on with records."""
         assert task["diverted"] is not None
         task["diversion_failed"] = (task["diverted"]["id"], why)
         task["divert"] = task["diverted"] = None
 
-    def rebuild(self, task: TaskLoad) -> None:
+    def rebuild(self, task: ChangingLoad) -> None:
         """A task was removed and built anew."""
         task["divert"] = task["diverted"] = task["diversion_failed"] = None
         task["answered"] = task["unprocessed"] = task["busy_ns"] = 0
@@ -169,13 +155,13 @@ class ScheduledJob:
         self.plan = self._checks.plan = plan
         self.do(self.scheduler.plan_changed(plan))
 
-    def _tasks(self, chains: Iterable[int] = ()) -> list[TaskLoad]:
+    def _tasks(self, chains: Iterable[int] = ()) -> list[ChangingLoad]:
         return [task for task in self.tasks.values() if not chains or task["chain"] in chains]
 
-    def _follow(self, task: TaskLoad, divert: DivertRequest) -> None:
+    def _follow(self, task: ChangingLoad, divert: DivertRequest) -> None:
         of_plan = divert.concerns(task["chain"], (name for name, _, _ in task["operators"]))
         if of_plan and can_follow(task):
-            is_elsewhere = task["diverted"] is not None and task["divert"]["life"] != divert.life  # type: ignore[index]
+            is_elsewhere = task["diverted"] is not None and task["divert"].life != divert.life
             task["divert"] = None if is_elsewhere else divert_load(divert)
 
     # --- time ------------------------------------------------------------------------------------------------------
@@ -195,16 +181,8 @@ class ScheduledJob:
             self.settle()
 
     def _reports(self, worker: int) -> list[TaskLoad]:
-        # As plain data that nobody changes afterwards.
         return [
-            {
-                **task,
-                "operators": list(task["operators"]),
-                "diverted": task["diverted"] and dict(task["diverted"]),
-                "sends": list(task["sends"]),
-                "ages": None,
-                "at_ns": round(self.now * 1e9),
-            }
+            reported({**task, "at_ns": round(self.now * 1e9)})
             for number, task in self.tasks.items()
             if self.workers[number] == worker
         ]
@@ -341,15 +319,22 @@ class ScheduledJob:
         assert self.states() == {"OPERATION"}
 
 
-def did(task: TaskLoad, taken: int, *, busy_s: float = 0.0, **load: int) -> None:
+def reported(task: ChangingLoad) -> TaskLoad:
+    """The report of a task, which nobody changes afterwards."""
+    operators = [OperatorReport(*counts) for counts in task["operators"]]
+    diverted = task["diverted"] and dict(task["diverted"])
+    return TaskLoad(**{**task, "operators": operators, "diverted": diverted, "sends": list(task["sends"])})
+
+
+def did(task: ChangingLoad, taken: int, *, busy_s: float = 0.0, **load: int) -> None:
     """A task has taken so many more records, and is in this state now."""
     name, before, given = task["operators"][0]
     task["operators"] = [(name, before + taken, given + taken), *task["operators"][1:]]
     task["busy_ns"] += int(busy_s * 1e9)
-    task.update(load)  # type: ignore[typeddict-item]
+    task.update(load)
 
 
-def ran(task: TaskLoad, **counts: tuple[int, int]) -> None:
+def ran(task: ChangingLoad, **counts: tuple[int, int]) -> None:
     """Operators of a task have taken and given so many more records."""
     task["operators"] = [
         (name, taken + counts.get(name, (0, 0))[0], given + counts.get(name, (0, 0))[1])

@@ -20,9 +20,10 @@ from penstock.runtime.errors import FlowError
 from penstock.runtime.operators.micro_batch import ROWS_MAX
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import replanned, rescaled
+from penstock.runtime.worker.load import DivertLoad
 from tests.bridge import scheduled_job
 from tests.bridge.flows import fork
-from tests.bridge.scheduled_job import DIED, FACTS, HANG_S, PREPARE_S, TRIAL, ScheduledJob, did, ran, story
+from tests.bridge.scheduled_job import DIED, FACTS, HANG_S, PREPARE_S, TRIAL, ScheduledJob, did, ran, reported, story
 
 
 def start(flow: Flow | None = None, mode: Mode = "spark-only", **burst: Any) -> ScheduledJob:
@@ -205,11 +206,11 @@ def test_a_report_from_before_the_answer_to_a_request_leads_to_no_other() -> Non
     job = start()
     job.look()
     job.now += 1
-    loads = {0: [dict(job.chains[0][0])]}
-    (command,) = job.scheduler.looked(job.now, job.now, loads)  # type: ignore[arg-type]
+    loads = {0: [reported(job.chains[0][0])]}
+    (command,) = job.scheduler.looked(job.now, job.now, loads)
     assert job.scheduler.done(job.now + 0.5, command.number) == []  # type: ignore[union-attr]
-    assert job.scheduler.looked(job.now + 0.6, job.now + 0.4, loads) == []  # type: ignore[arg-type]
-    again = job.scheduler.looked(job.now + 0.8, job.now + 0.7, loads)  # type: ignore[arg-type]
+    assert job.scheduler.looked(job.now + 0.6, job.now + 0.4, loads) == []
+    again = job.scheduler.looked(job.now + 0.8, job.now + 0.7, loads)
     assert [type(one) for one in again] == [type(command)]
 
 
@@ -410,7 +411,7 @@ def test_who_is_diverted_while_he_should_not_be_is_told() -> None:
     """As after a JobMaster's death: the next one finds tasks that its predecessor has sent to Spark."""
     job = start(mode="toggle")
     task = job.chains[0][1]
-    task["diverted"], task["divert"] = story(1), {"interval_s": 1.0, "rows_max": 100, "life": 1}
+    task["diverted"], task["divert"] = story(1), DivertLoad(1.0, 100, 1)
     job.look()
     assert job.state() == "RECORD"
     assert job.undiverts() == {(1, 0)}
@@ -668,7 +669,7 @@ def test_a_task_that_was_diverted_to_an_earlier_spark_comes_back_before_it_goes_
     job.barrier()
     job.look()
     assert late["divert"] is not None
-    assert late["divert"]["life"] == 2
+    assert late["divert"].life == 2
     assert job.state() == "OPERATION"
 
 

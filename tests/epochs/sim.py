@@ -1203,7 +1203,7 @@ class EpochCluster:
     def _ask_for_status(self) -> None:
         """A driver asks for the status; some workers answer, and what they say may be of a moment before."""
         reports = [
-            {"index": process.worker, "time_ns": self.clock(), "tasks": process.loop.status(), "ring_bytes": 0}
+            {"index": process.worker, "time_ns": self.clock(), "tasks": process.loop.load(), "ring_bytes": 0}
             for process in self.live
             if process.paused_until <= self.now and self.others.random() < 0.8
         ]

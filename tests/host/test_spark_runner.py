@@ -43,7 +43,7 @@ from penstock.runtime.records.codec import encode
 from penstock.runtime.status import DualStatus
 from penstock.runtime.worker.load import TaskLoad, divert_load
 from penstock.runtime.worker.sample import RecordSample, SampleRequest
-from tests.bridge.scheduled_job import FACTS, TRIAL, ScheduledJob, did
+from tests.bridge.scheduled_job import FACTS, TRIAL, ScheduledJob, did, reported
 from tests.bridge.test_paradigm_scheduler import words
 from tests.e2e.processes import wait_until
 
@@ -110,7 +110,7 @@ class Job:
         self.asked += 1
         if self.cannot_tell is not None:
             raise self.cannot_tell
-        return {0: list(self.workers.tasks.values())}
+        return {0: [reported(task) for task in self.workers.tasks.values()]}
 
     def carry_out(self, commands: list[HostCommand]) -> None:
         for command in commands:

@@ -19,6 +19,7 @@ from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.status import RelayStatus, WorkerStatus
 from penstock.runtime.transport.base import PeerTransport
+from penstock.runtime.worker.load import OperatorReport, TaskLoad
 from penstock.runtime.worker.metrics import Histogram
 
 SECOND = 1_000_000_000
@@ -44,7 +45,6 @@ def report(worker: int, seconds: float, records: int, **changes: Any) -> dict[st
     for number in (n for n, w in PLACED.items() if w == worker):
         task = {
             "number": number,
-            "name": made.task_name(made.tasks[number]),
             "finished": False,
             "blocked": False,
             "chain": made.tasks[number].chain,
@@ -59,14 +59,14 @@ def report(worker: int, seconds: float, records: int, **changes: Any) -> dict[st
             "cpu_ns": int(seconds * SECOND / 8),
             "threads_ns": int(seconds * SECOND / 2) if number == 0 else 0,
             "operators": [
-                {"name": operator.name, "records_in": records, "records_out": records, "skipped": 1, "late": 0}
+                OperatorReport(operator.name, records, records, 1, 0)
                 for operator in made.chains[made.tasks[number].chain].operators
             ],
             "skipped_on_the_way": {"map": 2} if number == 0 else {"write": 1},
             "latency_us": latency.sparse(),
             "latency_all_us": latency.sparse(),
         }
-        tasks.append({**task, **changes})
+        tasks.append(TaskLoad(**{**task, **changes}))
     return {
         "index": worker,
         "time_ns": int(seconds * SECOND),
@@ -128,9 +128,7 @@ def test_what_a_fused_key_function_skipped_is_of_the_operator_that_it_finds_keys
     made = StatusBuilder(flow.plan(1))
     made.place({0: 0}, WORKERS[:1])
     counters = {"read": 0, "count.key_by": 3, "count": 2, "write": 0}
-    operators = [
-        {"name": name, "records_in": 9, "records_out": 9, "skipped": n, "late": 0} for name, n in counters.items()
-    ]
+    operators = [OperatorReport(name, 9, 9, n) for name, n in counters.items()]
     told = report(0, 1, 9, operators=operators, skipped_on_the_way={})
     status = made.build("RUNNING", [{**told, "tasks": told["tasks"][:1]}], 0)
     assert status["operators"]["count"]["skipped"] == status["skipped"] == 5
@@ -147,17 +145,15 @@ def test_late_records_are_dropped_where_nobody_takes_them(taken: bool) -> None:
     made = flow.plan(1)
     builder = StatusBuilder(made)
     builder.place({task.number: 0 for task in made.tasks}, WORKERS[:1])
-    (sample,) = [task for task in report(0, 1, 9)["tasks"] if task["number"] == 0]
+    (sample,) = [task for task in report(0, 1, 9)["tasks"] if task.number == 0]
     tasks = [
-        {
-            **sample,
-            "number": task.number,
-            "skipped_on_the_way": {},
-            "operators": [
-                {"name": op.name, "records_in": 9, "records_out": 9, "skipped": 0, "late": 3 * (op.name == "counts")}
-                for op in made.chains[task.chain].operators
+        sample.changed(
+            number=task.number,
+            skipped_on_the_way={},
+            operators=[
+                OperatorReport(op.name, 9, 9, 0, 3 * (op.name == "counts")) for op in made.chains[task.chain].operators
             ],
-        }
+        )
         for task in made.tasks
     ]
     status = builder.build("RUNNING", [{**report(0, 1, 9), "tasks": tasks}], 0)

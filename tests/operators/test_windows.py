@@ -589,7 +589,7 @@ def test_a_job_shows_late_records_and_watermarks_in_its_status() -> None:
     with small_steps(1):
         cluster = Cluster(flow, {task.number: 0 for task in flow.plan().tasks}, seed=1, capacity=4096, window=100)
         outputs = cluster.run()
-    status = cluster.loops[0].status()
+    status = cluster.loops[0].load()
     counted = [op["late"] for task in status for op in task["operators"] if op["name"] == "counts"]
     assert sum(counted) == len(outputs[late.channel])
     assert [task["watermark_ms"] for task in status] == [None] * len(status), "all are at the end of time"

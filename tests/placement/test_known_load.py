@@ -12,6 +12,7 @@ from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
+from penstock.runtime.worker.load import TaskLoad
 
 S = 1_000_000_000
 
@@ -32,15 +33,12 @@ def watched(plan: Plan) -> KnownLoad:
         for chain, numbers in enumerate(chains):
             targets = chains[chain + 1] if chain < 2 else set()
             tasks += [
-                {
-                    "number": number,
-                    "generation": 1,
-                    "cpu_ns": second * S * (chain + 1) // 10,
-                    "waits_ns": 0,
-                    "threads_ns": 0,
-                    "queued": 0,
-                    "sent": [([target], 0, second * (1_000 if chain == 0 else 10), 0) for target in targets],
-                }
+                TaskLoad(
+                    number=number,
+                    generation=1,
+                    cpu_ns=second * S * (chain + 1) // 10,
+                    sent=[([target], 0, second * (1_000 if chain == 0 else 10), 0) for target in targets],
+                )
                 for number in numbers
             ]
         monitor.take(second * S, tasks)

@@ -21,6 +21,7 @@ from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks import Null
 from penstock.runtime.sources import Memory
+from penstock.runtime.worker.load import TaskLoad
 
 S = 1_000_000_000
 
@@ -32,17 +33,13 @@ def two_lanes() -> Plan:
     return flow.plan(2)
 
 
-def says(number: int, cpu_s: float = 0.0, sent: dict[int, tuple[int, int]] | None = None, **more: Any) -> Any:
-    return {
-        "number": number,
-        "generation": 1,
-        "cpu_ns": int(cpu_s * S),
-        "waits_ns": 0,
-        "threads_ns": 0,
-        "queued": 0,
-        "sent": [([target], *counts, counts[0] // 10) for target, counts in (sent or {}).items()],
-        **more,
-    }
+def says(number: int, cpu_s: float = 0.0, sent: dict[int, tuple[int, int]] | None = None, **more: Any) -> TaskLoad:
+    return TaskLoad(
+        **{"generation": 1, **more},
+        number=number,
+        cpu_ns=int(cpu_s * S),
+        sent=[([target], *counts, counts[0] // 10) for target, counts in (sent or {}).items()],
+    )
 
 
 def test_rates_are_what_changed_between_two_looks() -> None:
@@ -63,7 +60,7 @@ def test_what_goes_to_all_tasks_is_measured_once() -> None:
     plan, monitor = flow.plan(2), Monitor(half_life_s=5)
     for second in range(2):
         sent = [([1, 2, 3], second, second * 900, second)]
-        monitor.take(second * S, [says(0) | {"sent": sent}, says(1), says(2), says(3)])
+        monitor.take(second * S, [says(0).changed(sent=sent), says(1), says(2), says(3)])
     graph = monitor.topology(plan).graph
     assert graph.edge_cut([0, 1, 1, 1]) == pytest.approx(1_000), "one copy to the other node"
     assert graph.edge_cut([0, 0, 1, 2]) == pytest.approx(2_000)

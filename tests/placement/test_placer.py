@@ -24,7 +24,7 @@ from penstock.placement.replanning import Look
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.transport.hop_meter import Row, Step
 from penstock.runtime.transport.hop_times import TimesReport
-from penstock.runtime.worker.load import TrafficReport
+from penstock.runtime.worker.load import TaskLoad, TrafficReport
 
 S = 1_000_000_000
 
@@ -94,7 +94,7 @@ def says(
     latency_us: int | None = None,
 ) -> list[TrafficReport]:
     """A worker's report: so many bytes a second from task to task."""
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {
             "number": task.number,
             "generation": 1,
@@ -107,7 +107,7 @@ def says(
         }
         for task in plan.tasks
     ]
-    return [TrafficReport(second * S, tasks, list(hops), times)]
+    return [TrafficReport(second * S, [TaskLoad(**task) for task in tasks], list(hops), times)]
 
 
 def test_tasks_move_back_when_records_reach_the_end_later_than_before() -> None:
@@ -260,10 +260,9 @@ def test_messages_count_in_plans() -> None:
     placed = placer.first(plan)
     for second in range(2):
         (report,) = says(plan, {}, second)
-        report.tasks[0]["sent"] = [
-            ([2], 100 * second, 9_000 * second, 100 * second),
-            ([4], 100 * second, 9_000 * second, 1),
-        ]
+        report.tasks[0] = report.tasks[0].changed(
+            sent=[([2], 100 * second, 9_000 * second, 100 * second), ([4], 100 * second, 9_000 * second, 1)]
+        )
         placer.look(plan, placed, [report])
     (seen,) = used
     costs = seen.now.costs(seen.message_bytes)
@@ -292,8 +291,7 @@ def test_a_node_says_how_fast_it_is() -> None:
     for second in (0, 1):
         reports = says(plan, {}, second)
         for report in reports:
-            for task in report.tasks:
-                task["cpu_ns"] = second * S // 10
+            report.tasks[:] = [task.changed(cpu_ns=second * S // 10) for task in report.tasks]
         placer.look(plan, placed, reports)
     cores = given[-1].graph.cpu
     assert cores.tolist() == pytest.approx([0.11 if placed[task.number] == 0 else 0.06 for task in plan.tasks])

@@ -101,7 +101,7 @@ def test_planned_measured_and_sent_bytes_of_a_broadcast_agree(
     for loop in loops:
         for task in loop.tasks:
             task.open()
-        monitor.take(0, loop.traffic())
+        monitor.take(0, loop.load())
     for _ in range(200):
         now[0] += S // 100
         for loop in loops:
@@ -110,7 +110,7 @@ def test_planned_measured_and_sent_bytes_of_a_broadcast_agree(
                 if task.runnable():
                     task.step()
     for loop in loops:
-        monitor.take(now[0], loop.traffic())
+        monitor.take(now[0], loop.load())
     seconds = now[0] / S
     placement = Placement(tuple(Node(str(worker)) for worker in range(workers)), tuple(range(workers)), tuple(at))
     sent = sum(transport.sent for transport in transports) / seconds

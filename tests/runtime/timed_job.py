@@ -76,7 +76,7 @@ class Job:
     def look(self) -> dict[str, int]:
         """How many records wait for each operator."""
         reports = [
-            {"index": worker, "time_ns": self.now, "tasks": loop.status(), "ring_bytes": 0}
+            {"index": worker, "time_ns": self.now, "tasks": loop.load(), "ring_bytes": 0}
             for worker, loop in enumerate(self.loops)
         ]
         operators = self.status.build("RUNNING", reports, self.now / S)["operators"]

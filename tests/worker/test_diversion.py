@@ -905,7 +905,7 @@ class Inside:
     @property
     def counts(self) -> tuple[int, int]:
         """The records that wait for the task, and those that are under way, as the load says."""
-        load = task_load(self.task)
+        load = task_load(self.task, lambda channel: None)
         return load["queued"], load["under_way"]
 
 

@@ -196,7 +196,7 @@ def test_a_real_loop_beside_functions_that_wait_and_such_that_start_threads() ->
     thread.start()
     while thread.is_alive():
         thread.join(0.02)
-        loop.traffic()
+        loop.load()
     whole = time.process_time_ns() - before
     tasks = {task.name.partition("[")[0]: task for task in wiring.tasks.values()}
     assert sum(task.cpu_ns for task in tasks.values()) == pytest.approx(cpu.loop_ns, rel=0.01)

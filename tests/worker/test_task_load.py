@@ -13,12 +13,13 @@ import pytest
 import penstock as ps
 from penstock.apps.ysb_events import START_MS, Events, EventSource
 from penstock.bridge.range_load import way_between
+from penstock.runtime.event_time.watermark import IDLE
 from penstock.runtime.operators.micro_batch import Bridge, DiversionStats, DivertRequest, MicroBatchResult
 from penstock.runtime.sources.base import SourceContext
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.diversion import DiversionTotals, Diverted
-from penstock.runtime.worker.load import task_load
-from penstock.runtime.worker.metrics import LeastAges
+from penstock.runtime.worker.load import DivertLoad, task_load
+from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.task_state import TaskState
 from penstock.runtime.worker.wiring import build
@@ -118,14 +119,16 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
 
     class Ending:
         task = SimpleNamespace(number=0, chain=0)
-        finished = False
-        busy_ns = gathered = 0
-        input = SimpleNamespace(queued=0, backlog=lambda: 0, is_full=lambda: False)
+        finished = blocked = False
+        busy_ns = cpu_ns = waits_ns = threads_ns = gathered = generation = 0
+        input = SimpleNamespace(queued=0, backlog=lambda: 0, is_full=lambda: False, marks=SimpleNamespace(current=IDLE))
+        logs: tuple[Any, ...] = ()
+        latency = RecentHistogram()
         diversions = DiversionTotals()
         passage = SimpleNamespace(begun=0, record_by_record=None)
         ages = LeastAges()
         stages: tuple[Any, ...] = ()
-        outputs = SimpleNamespace(all=list)
+        outputs = SimpleNamespace(all=list, skipped=dict)
 
         def clock(self) -> int:
             return 0
@@ -138,7 +141,7 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
             return None
 
     task: Any = Ending()
-    load = task_load(task)
+    load = task_load(task, lambda channel: None)
     assert load["diverted"] is not None
     assert load["diverted"]["id"] == 3
     assert load["under_way"] == 7
@@ -158,10 +161,10 @@ def test_a_load_tells_what_a_task_follows() -> None:
         task.open()
     loop.divert(DivertRequest(0, 1, 0.5, True, 10), Silent())
     (load,) = loop.load()
-    assert load["divert"] == {"interval_s": 0.5, "rows_max": 10, "life": 0}
+    assert load["divert"] == DivertLoad(0.5, 10, 0)
     assert load["diverted"] is not None, "without epochs at once"
     loop.divert(DivertRequest(0, 1, 0.25, True, 20), Silent())
-    assert loop.load()[0]["divert"] == {"interval_s": 0.25, "rows_max": 20, "life": 0}
+    assert loop.load()[0]["divert"] == DivertLoad(0.25, 20, 0)
     loop.undivert(0)
     (load,) = loop.load()
     assert load["divert"] is None
@@ -186,7 +189,7 @@ def test_a_diverted_task_comes_back_when_it_is_to_go_to_another_spark() -> None:
     task.step()
     assert loop.load()[0]["diverted"] is None
     loop.divert(DivertRequest(0, 1, 0.5, True, 10, life=2), Silent())
-    assert loop.load()[0]["divert"] == {"interval_s": 0.5, "rows_max": 10, "life": 2}
+    assert loop.load()[0]["divert"] == DivertLoad(0.5, 10, 2)
 
 
 def test_a_task_of_another_plan_does_not_take_a_message_for_its_own() -> None:

@@ -109,8 +109,7 @@ def test_what_a_step_has_not_taken_up_waits() -> None:
 
 def load(number: int, chain: int, at_s: float, **values: Any) -> TaskLoad:
     """A task's load after some seconds; what is not given is 0."""
-    known: Any = {"number": number, "chain": chain, "at_ns": int(at_s * S), "sends": []}
-    return {**dict.fromkeys(("queued", "backlog", "under_way", "begun"), 0), **known, **values}  # type: ignore[return-value]
+    return TaskLoad(number=number, chain=chain, at_ns=int(at_s * S), **values)
 
 
 def sender(

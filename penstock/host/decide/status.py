@@ -15,6 +15,7 @@ from penstock.runtime.operators.late import LATE
 from penstock.runtime.program.mixing import mixing
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.status import JobStatus, Latency, OperatorStatus, StallStatus, TaskStatus, WorkerStatus
+from penstock.runtime.worker.load import TaskLoad
 from penstock.runtime.worker.metrics import Histogram
 from penstock.runtime.worker.waiting import WaitingRecords
 
@@ -117,15 +118,15 @@ class StatusBuilder:
         answered = {report["index"] for report in reports}
         for report in reports:
             self.take(report)
-        tasks: dict[int, dict[str, Any]] = {}
+        tasks: dict[int, TaskLoad] = {}
         for report in self._reports.values():
             for task in report["tasks"]:
                 # A task that has migrated may also be in the last report of a silent worker.
-                if task["number"] not in tasks or self._placed.get(task["number"]) == report["index"]:
-                    tasks[task["number"]] = task
-                    self._told_by[task["number"]] = report["index"]
+                if task.number not in tasks or self._placed.get(task.number) == report["index"]:
+                    tasks[task.number] = task
+                    self._told_by[task.number] = report["index"]
         for task in tasks.values():
-            self._waiting.look(task, task["operators"][0]["records_in"])  # type: ignore[arg-type]
+            self._waiting.look(task, task.operators[0].records_in)
         skipped = self._skipped(tasks)
         operators = {}
         for chain in self._plan.chains:
@@ -153,7 +154,7 @@ class StatusBuilder:
         )
         return self._last
 
-    def _skipped(self, tasks: Mapping[int, dict[str, Any]]) -> Counter[str]:
+    def _skipped(self, tasks: Mapping[int, TaskLoad]) -> Counter[str]:
         """Returns how many records were skipped, by operator. Failures of a function that finds keys count for the
         operator for which it finds them."""
         keyed_by = {
@@ -164,48 +165,48 @@ class StatusBuilder:
         }
         found: Counter[str] = Counter()
         for task in tasks.values():
-            for operator in task["operators"]:
-                found[keyed_by.get(operator["name"], operator["name"])] += operator["skipped"]
-            found.update(task["skipped_on_the_way"])
+            for operator in task.operators:
+                found[keyed_by.get(operator.name, operator.name)] += operator.skipped
+            found.update(task.skipped_on_the_way)
         return found
 
-    def _is_known(self, task: dict[str, Any]) -> bool:
+    def _is_known(self, task: TaskLoad) -> bool:
         """Whether a task in a worker's report belongs to this plan. While the plan changes, it may be a task of the
         plan before, with the same number and other operators."""
-        known = self._plan.by_number.get(task["number"])
+        known = self._plan.by_number.get(task.number)
         if known is None:
             return False
         names = [operator.name for operator in self._plan.chains[known.chain].operators]
-        return names == [operator["name"] for operator in task["operators"]]
+        return names == [operator.name for operator in task.operators]
 
-    def _operator(self, position: int, numbers: list[int], tasks: dict[int, dict[str, Any]]) -> OperatorStatus:
+    def _operator(self, position: int, numbers: list[int], tasks: Mapping[int, TaskLoad]) -> OperatorStatus:
         found = OperatorStatus(parallelism=len(numbers))
         latency = Histogram()
         for number in numbers:
             task = tasks.get(number)
             if task is None:
                 continue
-            mine = task["operators"][position]
+            mine = task.operators[position]
             before, seconds = self._earlier(number)
             # The counters of a task that went back to an epoch are smaller than before.
             in_per_s, out_per_s = (
-                0.0 if before is None else max(0, mine[what] - before["operators"][position][what]) / seconds
+                0.0 if before is None else max(0, mine[what] - before.operators[position][what]) / seconds
                 for what in ("records_in", "records_out")
             )
             found = found.changed(
-                records_in=found.records_in + mine["records_in"],
-                records_out=found.records_out + mine["records_out"],
-                late=found.late + mine["late"],
+                records_in=found.records_in + mine.records_in,
+                records_out=found.records_out + mine.records_out,
+                late=found.late + mine.late,
                 in_per_s=found.in_per_s + in_per_s,
                 out_per_s=found.out_per_s + out_per_s,
-                queued=found.queued + (0 if position else task["queued"]),
+                queued=found.queued + (0 if position else task.queued),
                 busy=max(found.busy, min(1.0, self._cores(number, task, "busy_ns"))),
                 cpu=max(found.cpu, self._cores(number, task, "cpu_ns", "threads_ns")),
             )
-            latency.merge(Histogram.from_sparse(task["latency_us"]))
+            latency.merge(Histogram.from_sparse(task.latency_us))
         return found.changed(latency_ms=_quantiles(latency))
 
-    def _earlier(self, number: int) -> tuple[dict[str, Any] | None, float]:
+    def _earlier(self, number: int) -> tuple[TaskLoad | None, float]:
         """Returns the task's counters in an earlier report of the worker that has reported them last, and the seconds
         between that report and the newest one. Returns None when that worker has not reported them before."""
         worker = self._told_by[number]
@@ -213,11 +214,11 @@ class StatusBuilder:
         if now["time_ns"] <= before["time_ns"]:
             return None, 0.0
         for task in before["tasks"]:
-            if task["number"] == number:
+            if task.number == number:
                 return task, (now["time_ns"] - before["time_ns"]) / 1e9
         return None, 0.0
 
-    def _cores(self, number: int, task: dict[str, Any], *counters: str) -> float:
+    def _cores(self, number: int, task: TaskLoad, *counters: str) -> float:
         """Returns by how many seconds a second some counters of a task grow together."""
         before, seconds = self._earlier(number)
         return 0.0 if before is None else _grown_ns(before, task, *counters) / 1e9 / seconds
@@ -230,23 +231,23 @@ class StatusBuilder:
         passed_ns = now["time_ns"] - before["time_ns"]
         return _grown_ns(before, now, counter) / passed_ns if passed_ns > 0 else 0.0
 
-    def _task(self, number: int, task: dict[str, Any] | None) -> TaskStatus:
+    def _task(self, number: int, task: TaskLoad | None) -> TaskStatus:
         name = self._plan.task_name(self._plan.by_number[number])
         known = TaskStatus(number=number, name=name, worker=self._placed.get(number))
         if task is None:  # its worker has not reported it yet
             return known
         return known.changed(
-            finished=task["finished"],
-            blocked=task["blocked"],
-            queued=task["queued"],
-            unsent=task["unsent"],
+            finished=task.finished,
+            blocked=task.blocked,
+            queued=task.queued,
+            unsent=task.unsent,
             busy=min(1.0, self._cores(number, task, "busy_ns")),  # a step counts when it has ended
             cpu=self._cores(number, task, "cpu_ns", "threads_ns"),
-            records_in=task["operators"][0]["records_in"],
-            records_out=task["operators"][-1]["records_out"],
+            records_in=task.operators[0].records_in,
+            records_out=task.operators[-1].records_out,
         )
 
-    def _worker(self, info: dict[str, Any], tasks: dict[int, dict[str, Any]], silent_s: float) -> WorkerStatus:
+    def _worker(self, info: dict[str, Any], tasks: Mapping[int, TaskLoad], silent_s: float) -> WorkerStatus:
         worker = info["index"]
         mine = [number for number, at in self._placed.items() if at == worker]
         report = self._reports.get(worker, {})
@@ -256,7 +257,7 @@ class StatusBuilder:
             state=info["state"],
             node_id=info["node_id"],
             tasks=mine,
-            queued=sum(tasks[number]["queued"] for number in mine if number in tasks),
+            queued=sum(tasks[number].queued for number in mine if number in tasks),
             **{
                 known: report[known]
                 for known in ("ring_bytes", "transports", "sent_bytes", "streams")
@@ -268,7 +269,7 @@ class StatusBuilder:
             silent_s=silent_s,
         )
 
-    def _totals(self, operators: Mapping[str, OperatorStatus], tasks: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    def _totals(self, operators: Mapping[str, OperatorStatus], tasks: Mapping[int, TaskLoad]) -> dict[str, Any]:
         """Returns the figures of the job over its sources and sinks."""
         all_of = [operator for chain in self._plan.chains for operator in chain.operators]
         read = [operators[operator.name] for operator in all_of if isinstance(operator, Read)]
@@ -276,8 +277,8 @@ class StatusBuilder:
         recent, whole = Histogram(), Histogram()
         for task in self._plan.tasks:
             if self._plan.chains[task.chain].operators[-1].is_sink and task.number in tasks:
-                recent.merge(Histogram.from_sparse(tasks[task.number]["latency_us"]))
-                whole.merge(Histogram.from_sparse(tasks[task.number]["latency_all_us"]))
+                recent.merge(Histogram.from_sparse(tasks[task.number].latency_us))
+                whole.merge(Histogram.from_sparse(tasks[task.number].latency_all_us))
         return {
             "records_read": sum(operator.records_out for operator in read),
             "read_per_s": sum(operator.out_per_s for operator in read),
@@ -290,7 +291,7 @@ class StatusBuilder:
         }
 
 
-def _grown_ns(before: dict[str, Any], now: dict[str, Any], *counters: str) -> int:
+def _grown_ns(before: Mapping[str, Any] | TaskLoad, now: Mapping[str, Any] | TaskLoad, *counters: str) -> int:
     """Returns by how much some counters have grown together. In a process that was just started they begin with 0."""
     return sum(max(0, now.get(counter, 0) - before.get(counter, 0)) for counter in counters)
 

@@ -308,7 +308,7 @@ class WorkerProcess:
 
     def status(self) -> dict[str, Any]:
         """Returns the counters of this worker's tasks."""
-        tasks = self._loop.status() if self._loop is not None else []
+        tasks = self._loop.load() if self._loop is not None else []
         transport = self._transport
         cpu = None if self._loop is None else self._loop.cpu
         return {
@@ -336,7 +336,7 @@ class WorkerProcess:
             transport.measure()
             rows = [] if transport.meter is None else transport.meter.report()
             times = times if transport.times is None else transport.times.report(self._index)
-        return TrafficReport(time.monotonic_ns(), self._loop.traffic() if self._loop is not None else [], rows, times)
+        return TrafficReport(time.monotonic_ns(), self._loop.load() if self._loop is not None else [], rows, times)
 
     def _halt(self) -> None:
         self._halted = True

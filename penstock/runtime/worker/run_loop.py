@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 from penstock.runtime.calls import Calls
 from penstock.runtime.errors import PenstockError, describe
-from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.ends import Writing
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
@@ -137,11 +136,14 @@ class RunLoop:
         """Runs the functions that other threads have passed to `call`. Only the loop's thread calls this."""
         self._calls.carry_out()
 
-    def status(self) -> list[dict[str, Any]]:
-        """Returns a dict of plain data for each task: counters since its start, queue lengths, and latency in
-        microseconds as sparse histograms."""
-        self._divide_time()
-        return [_task_status(task) for task in self.tasks]
+    def load(self) -> list[TaskLoad]:
+        """Returns the measurements of each task. Drops samples that nobody takes."""
+        if self.cpu is not None:
+            self.cpu.divide(list(self.tasks))
+        for task in self.tasks:
+            if (sample := task.input.sample) is not None and sample.is_old(self.clock()):
+                task.input.sample = None
+        return [task_load(task, self.wiring.target_of) for task in self.tasks]
 
     def streams(self) -> list[StreamStatus]:
         """Returns the state of each stream through relays: its tree, who has joined, and its switches."""
@@ -160,13 +162,6 @@ class RunLoop:
         operator, name = task.passage.hook
         failure = None if self._failure is None else describe(self._failure).partition("\n")[0]
         return {"operator": operator, "name": name, "for_s": (self.clock() - since) / 1e9, "failure": failure}
-
-    def load(self) -> list[TaskLoad]:
-        """Returns the part of `status` by which the paradigm scheduler decides. Drops samples that nobody takes."""
-        for task in self.tasks:
-            if (sample := task.input.sample) is not None and sample.is_old(self.clock()):
-                task.input.sample = None
-        return [task_load(task) for task in self.tasks]
 
     def marks(self) -> dict[int, int | None]:
         """Returns the watermarks of the source tasks that are aligned, by task number."""
@@ -195,41 +190,6 @@ class RunLoop:
             return None
         records = sum(task.stages[0].records_in for task in tasks)
         return replace(found, each_s=sum(task.busy_ns for task in tasks) / 1e9 / max(1, records))
-
-    def traffic(self) -> list[dict[str, Any]]:
-        """Returns the figures of each task that placement needs, counted since the task was built: how long it ran, the
-        processor time of this, how long its functions waited, the processor time of their threads, how many records
-        wait for it, and what each of its logs has sent, as (receiving tasks, records, bytes, messages). This is counted
-        once, however many tasks receive it. A task that sends nothing says how old its records were lately when they
-        were processed (us, a sparse histogram)."""
-        self._divide_time()
-        return [
-            {
-                "number": task.task.number,
-                "generation": task.generation,
-                "busy_ns": task.busy_ns,
-                "cpu_ns": task.cpu_ns,
-                "waits_ns": task.waits_ns,
-                "threads_ns": task.threads_ns,
-                "queued": task.input.queued + task.gathered,
-                "sent": [
-                    (
-                        [self.wiring.target_of(channel.number) for channel in log.channels],
-                        log.records,
-                        log.bytes,
-                        log.cache.end,
-                    )
-                    for log in list(task.logs)
-                ],
-                "latency_us": {} if task.logs else task.latency.recent().sparse(),
-            }
-            for task in self.tasks
-            if not task.finished
-        ]
-
-    def _divide_time(self) -> None:
-        if self.cpu is not None:
-            self.cpu.divide(list(self.tasks))
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
@@ -488,30 +448,3 @@ class RunLoop:
             self._room_wait = min(_ROOM_WAIT_MAX_S, 2 * self._room_wait or _ROOM_WAIT_FIRST_S)
             wait = self._room_wait if wait is None else min(wait, self._room_wait)
         return wait
-
-
-def _task_status(task: Task) -> dict[str, Any]:
-    operators = [
-        {
-            "name": stage.context.operator.name,
-            "records_in": stage.records_in,
-            "records_out": stage.records_out,
-            "skipped": stage.errors.skipped,
-            "late": stage.late,
-        }
-        for stage in task.stages
-    ]
-    mark = task.input.marks.current  # read once, because the loop's thread may change it meanwhile
-    return {
-        **task_load(task),
-        "name": task.name,
-        "blocked": task.blocked,
-        "cpu_ns": task.cpu_ns,
-        "threads_ns": task.threads_ns,
-        "unsent": sum(log.unsent(channel) for log in list(task.logs) for channel in log.channels),
-        "operators": operators,
-        "skipped_on_the_way": task.outputs.skipped(),
-        "watermark_ms": None if mark in (IDLE, END_OF_TIME) else mark,
-        "latency_us": task.latency.recent().sparse(),
-        "latency_all_us": task.latency.whole().sparse(),
-    }

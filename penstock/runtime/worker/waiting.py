@@ -87,18 +87,18 @@ class WaitingRecords:
 
     def look(self, load: TaskLoad, received: int) -> None:
         """Takes a task's load. `received` is the number of records that its first operator has received."""
-        begun = load["begun"]
+        begun = load.begun
         seen = _Seen(
-            load["chain"],
-            load["at_ns"],
+            load.chain,
+            load.at_ns,
             received - begun,
-            load["queued"] + load["backlog"] + begun,
-            load["under_way"],
-            {chain: (made, held, stopped) for chain, made, held, stopped in load["sends"]},
+            load.queued + load.backlog + begun,
+            load.under_way,
+            {chain: (made, held, stopped) for chain, made, held, stopped in load.sends},
         )
-        before = self._tasks.get(load["number"])
+        before = self._tasks.get(load.number)
         flows = {} if before is None else before.flows
-        self._tasks[load["number"]] = seen
+        self._tasks[load.number] = seen
         self._held_back = None
         if before is not None and seen.at_ns < before.at_ns:  # it has migrated, and its clock is another one
             before = None
