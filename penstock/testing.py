@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from penstock.runtime import testing
 
 if TYPE_CHECKING:
+    from penstock.runtime.sinks.sink_check import check_sink
     from penstock.runtime.testing import Pause, run
     from penstock.runtime.torment import torment
 
-    __all__ = ["Pause", "run", "torment"]
+    __all__ = ["Pause", "check_sink", "run", "torment"]
 else:
     sys.modules[__name__] = testing

@@ -61,7 +61,9 @@ if TYPE_CHECKING:
 __all__ = ["Pause", "run"]
 
 if not TYPE_CHECKING:  # what runs a flow many times is built on what runs it once, so it is loaded when it is used
-    __getattr__, __dir__ = lazy_names(__name__, {"torment": "penstock.runtime.torment"})
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"torment": "penstock.runtime.torment", "check_sink": "penstock.runtime.sinks.sink_check"}
+    )
 
 logger = logging.getLogger(__name__)
 
