@@ -58,6 +58,7 @@ BENCHMARKS = {
     "migration": ("migration", "how long a task stands still that moves to another worker"),
     "idle": ("idle", "CPU that a job with nothing to do uses"),
     "local_start": ("local_start", "local jobs beside Ray, Bytewax, a loop: start, memory, throughput, latency"),
+    "kafka_to_kafka": ("kafka_to_kafka", "from topic to topic: records a second and delays, beside a plain loop"),
     "control": ("control", "start-up time; latency of job.status() under load"),
     "job_end": ("job_end", "time from the end of a job to the end of its last process"),
 }
