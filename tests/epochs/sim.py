@@ -1875,6 +1875,9 @@ class EpochCluster:
         if self.halt_at is not None and not deaf:
             when.append(self.halt_at)
         if not when:
+            # A task that is blocked may have sent a message when it was asked, and not be able to go on by itself.
+            if any(process.inbox.queues for process in awake):
+                return
             raise Stuck("nobody can go on")
         self.now = max(self.now, min(when))
 
