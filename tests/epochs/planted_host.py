@@ -95,7 +95,7 @@ def _stop_forgotten_at_a_death() -> Any:
     return _patch("_go_back", forget, Coordinator)
 
 
-@planted_fault(GENERATIONS, Seeds(2, lambda faults: faults.kills > 0))
+@planted_fault(GENERATIONS, Seeds(29, lambda faults: faults.kills > 0))
 def _addresses_of_before() -> Any:
     """Workers that build tasks are told where the others were when tasks were removed."""
     remove, build = Generations.remove, Generations._build
@@ -113,7 +113,7 @@ def _addresses_of_before() -> Any:
     return _all(_patch("remove", note, Generations), _patch("_build", with_old, Generations))
 
 
-@planted_fault(HOST, Seeds(420, lambda faults: faults.kills > 0 and faults.workers == 1))
+@planted_fault(HOST, Seeds(17, lambda faults: faults.kills > 0 and faults.workers == 1))
 def _finished_while_saving() -> Any:
     """A job in which no run loop runs has finished, also while the coordinator puts off a death."""
     end = JobHost._end_if_over
@@ -185,7 +185,7 @@ def _begins_anew() -> Any:
     return _patch("found_older", found_older)
 
 
-@planted_fault(REQUESTS, Seeds(430, lambda faults: faults.rescales > 0 and faults.master_kills > 0))
+@planted_fault(REQUESTS, Seeds(387, lambda faults: faults.rescales > 0 and faults.master_kills > 0))
 def _parallelism_not_saved() -> Any:
     """Manifests do not say how many tasks operators have been given."""
     replan = DriverRequests._replan

@@ -107,7 +107,7 @@ def _the_dropped_are_heard() -> Any:
     return _patch(TcpTransport, "drop", drop)
 
 
-@planted_fault("penstock/host/decide/job_host.py", Seeds(47, _is_lost))
+@planted_fault("penstock/host/decide/job_host.py", Seeds(99, _is_lost))
 def _silent_workers_are_taken_back() -> Any:
     """A worker that was lost with its node is taken back when it is heard before its successor is started."""
     died, said = JobHost.process_died, JobHost.said
@@ -201,7 +201,7 @@ def _the_machine_of_the_jobmaster_is_given_up() -> Any:
     return _patch(BrokenLinks, "_chosen", any_machine)
 
 
-@planted_fault("penstock/host/decide/broken_links.py", Seeds(733, _is_cut_partly_and_pauses))
+@planted_fault("penstock/host/decide/broken_links.py", Seeds(717, _is_cut_partly_and_pauses))
 def _pauses_of_the_jobmaster_count() -> Any:
     """The time for which the JobMaster was paused counts as silence of links."""
     look = BrokenLinks.look

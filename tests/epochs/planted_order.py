@@ -33,7 +33,7 @@ def _switches(faults: Faults) -> bool:
 # --- a switch and a death ---------------------------------------------------------------------------------------------
 
 
-@planted_fault(_PARADIGMS, Seeds(5, lambda faults: _switches(faults) and faults.kills > 0))
+@planted_fault(_PARADIGMS, Seeds(33, lambda faults: _switches(faults) and faults.kills > 0))
 def _messages_to_the_dead() -> Any:
     """A worker that has died since it told its load is sent the scheduler's message, which nobody answers."""
     call = Paradigms._call
