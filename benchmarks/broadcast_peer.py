@@ -157,7 +157,7 @@ def main(settings: dict[str, Any]) -> None:
     def joined() -> bool:
         status = job.status()
         assert status["state"] in ("STARTING", "RUNNING"), status
-        if status["state"] != "RUNNING" or any("finished" not in task for task in status["tasks"]):
+        if status["state"] != "RUNNING":
             return False
         elsewhere = _elsewhere(status)
         ready = sum(relay["state"] == "ready" for relay in status["relays"])
@@ -172,7 +172,7 @@ def main(settings: dict[str, Any]) -> None:
     try:
         wait_until(joined, "all channels have joined", 120.0, 0.05)
     except TimeoutError:
-        print(json.dumps(job.status().plain(), default=str), file=sys.stderr)
+        print(json.dumps(job.status().plain()), file=sys.stderr)
         raise
     seconds = time.monotonic() - begun
     (folder / "joined").touch()

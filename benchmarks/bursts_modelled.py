@@ -274,7 +274,7 @@ def _is_ready(job: Job, dual: str) -> bool:
 def _watch(job: Job) -> Iterator[Sample]:
     while True:
         status = job.status()
-        ranges = status["dual"]["ranges"] if status.get("dual") else []
+        ranges = status.plain()["dual"]["ranges"]
         one = ranges[0] if ranges else {"state": "RECORD", "figures": {}, "switches": []}
         yield Sample(time.time(), one["state"], one["figures"], one["switches"])
         if status["state"] not in ("RUNNING", "STOPPING"):

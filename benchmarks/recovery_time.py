@@ -152,7 +152,7 @@ def once(number: int, settle_s: float, after_s: float) -> Recovery:
         job = start_job(flow, workers=WORKERS, checkpoints=folder / "epochs")
         try:
             wait_until(lambda: job.status().get("epochs", {}).get("complete", 0) >= 2, "epochs complete")
-            wait_until(lambda: job.status().get("spares", 1), "a spare process is ready")
+            wait_until(lambda: job.status()["spares"], "a spare process is ready")
             watch(job)
             pids = [worker["pid"] for worker in job.status()["workers"]]
             victim = pids.pop(number % WORKERS)

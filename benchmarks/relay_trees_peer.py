@@ -261,7 +261,7 @@ class Root:
             "out_degree": stream.tree.out_degree,
             "queued": stream.queued,
             "behind": max(0, _offered(profile, after_ns / _NS) - sent),
-            "copy_us": self._root.adjuster.status().get("copy_us", 0.0),
+            "copy_us": self._root.adjuster.status().copy_us or 0.0,
         }
 
     def _wait(self, there: Callable[[], bool]) -> None:

@@ -142,10 +142,10 @@ def job(load: Load, form: Form) -> Story:
             "at": sample.at,
             "waiting": number,
             "in_spark": sample.in_spark,
-            "ranges": sample.ranges,
+            "ranges": [one.plain() for one in sample.ranges],
             "operators": {
                 name: {what: operator[what] for what in ("queued", "busy", "latency_ms")}
-                for name, operator in sample.status["operators"].items()
+                for name, operator in sample.status.plain()["operators"].items()
             },
         }
         for sample, (_, number) in zip(samples, waiting, strict=True)

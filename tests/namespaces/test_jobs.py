@@ -73,7 +73,7 @@ except ps.PenstockError as error:
 else:
     print(json.dumps({
         "nodes": len({worker["node_id"] for worker in status["workers"]}),
-        "latency_ms": status["latency_all_ms"],
+        "latency_ms": status["latency_all_ms"].plain(),
         "transports": [list(worker["transports"].values()) for worker in status["workers"]],
     }))
 """.replace("LIMIT_S", repr(LIMIT_S))
