@@ -128,7 +128,9 @@ class Sample:
 
     @property
     def progress(self) -> dict[int, int]:
-        return {task["number"]: task["records_out"] for task in self.status["tasks"] if "records_out" in task}
+        """The records that each task has made. A task that has not done anything yet is left out."""
+        tasks = self.status["tasks"]
+        return {task["number"]: task["records_out"] for task in tasks if task["records_in"] or task["records_out"]}
 
 
 @dataclass
@@ -184,10 +186,8 @@ class Watch:
                         return sample
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    last = self.samples[-1].status if self.samples else {}
-                    raise TimeoutError(
-                        f"not within {limit_s:g} s; the last status: {json.dumps(last, default=str)[:3000]}"
-                    )
+                    last = self.samples[-1].status.plain() if self.samples else {}
+                    raise TimeoutError(f"not within {limit_s:g} s; the last status: {json.dumps(last)[:3000]}")
                 self._changed.wait(left)
 
     def close(self) -> None:
@@ -355,7 +355,7 @@ class Tormentor:
         except BaseException:
             watch.close()
             if watch.samples:  # for whoever looks for the cause
-                text = json.dumps(watch.samples[-1].status.plain(), default=str, indent=1)
+                text = json.dumps(watch.samples[-1].status.plain(), indent=1)
                 self.made.directory.parent.mkdir(parents=True, exist_ok=True)
                 self.made.directory.with_name("status.json").write_text(text)
             with suppress(Exception):
