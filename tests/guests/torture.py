@@ -154,9 +154,6 @@ class Peer:
         print(json.dumps("stops"), flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def silent(self) -> float:
-        return self.transport.silent()[1 - self.worker]
-
     def idle(self, seconds: float) -> float:
         """Receives for a while, and returns the share of the time that the processor worked for this process."""
         begin, used = time.monotonic(), time.process_time()

@@ -24,6 +24,7 @@ from penstock.runtime.errors import CodecError
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import Parquet, SinkContext
 from penstock.runtime.sources.base import SourceContext
+from tests.sinks.one_task import OneTask
 
 pytest.importorskip("pyspark", reason="PySpark is not installed")
 
@@ -285,7 +286,7 @@ def test_frames_of_users(session: Session, tmp_path: Path) -> None:
     while not reader.finished:
         found += reader.read(1000)
     assert sorted(found, key=lambda row: row["id"]) == rows
-    writer = Parquet(tmp_path).writer(SinkContext("write", 0, 1, epochs=True))
+    writer = OneTask(Parquet(tmp_path), SinkContext("write", 0, 1, epochs=True))
     epochs: dict[int, list[Any]] = {}
     for epoch in (1, 2):
         writer.write(rows[50 * epoch - 50 : 50 * epoch])
