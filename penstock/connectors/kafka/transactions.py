@@ -1,9 +1,11 @@
 """Commits and fences transactions of Kafka in a process that has not begun them.
 
 A transaction that a producer has flushed can be committed by any process that knows its transactional id, its producer
-id and epoch. Kafka's answers to a commit do not tell a transaction that was committed before from one that was aborted,
-so the transaction's own records are asked: a record that a reader of committed records gets is committed. A transaction
-must never be committed by its ids alone, because another transaction may have begun under the same ids since.
+id and epoch. Kafka's answers to a commit do not tell a transaction that was committed before from one that was aborted.
+The coordinator tells this of the last transaction, and the records of an earlier one do: those that a reader of
+committed records gets are committed. Such a reader stops at the first open transaction of the partition, which may wait
+for this very commit, so a commit must not wait for readers where the coordinator knows. A transaction must never be
+committed by its ids alone, because another transaction may have begun under the same ids since.
 
 confluent-kafka has no request for this, so kafka-python sends these few requests.
 """
@@ -75,20 +77,25 @@ class Transactions:
         Kafka does not say."""
         deadline = time.monotonic() + _OUTCOME_S
         while True:
-            outcome = self._outcome(transaction)
-            if outcome == "committed":
-                return
-            if outcome == "aborted":
-                raise Lost(
-                    f"{self._what}: Kafka has aborted {transaction}, although it was prepared, so its records are "
-                    "lost. The job was away for longer than transaction_timeout_s, or another producer used its "
-                    "transactional id"
-                )
-            if self._is_open(transaction):
-                self._end(transaction)
+            known = self._known(transaction)
+            if known == "open":
+                if self._end(transaction):
+                    return
+            else:
+                # The coordinator knows the last transaction of the ids only. Its records tell of an earlier one, once
+                # no transaction is open that began before them in their partition.
+                outcome = known or self._outcome(transaction)
+                if outcome == "committed":
+                    return
+                if outcome == "aborted":
+                    raise Lost(
+                        f"{self._what}: Kafka has aborted {transaction}, although it was prepared, so its records are "
+                        "lost. The job was away for longer than transaction_timeout_s, or another producer used its "
+                        "transactional id"
+                    )
             if time.monotonic() > deadline:
                 raise ConnectionError(f"{self._what}: Kafka does not say whether {transaction} is committed")
-            time.sleep(0.02)  # until Kafka has marked the end of the transaction in all partitions
+            time.sleep(0.02)
 
     def identity(self, id_: str) -> tuple[int, int]:
         """Returns the producer id and epoch that a transactional id has now."""
@@ -174,8 +181,29 @@ class Transactions:
         said = "it does not answer" if error is None else error.str()
         raise ConnectionError(f"{self._what}: partition {topic}-{number} cannot be read: {said}")
 
+    def _known(self, transaction: Transaction) -> str | None:
+        """Returns "open", "committed" or "aborted" if the coordinator knows. Nobody aborts a transaction of a writer
+        without giving its producer a new epoch, so a producer with the same epoch has committed."""
+        from kafka.errors import TransactionalIdNotFoundError
+
+        def describe(admin: Any) -> Any:
+            try:
+                return admin.describe_transactions([transaction.id])[transaction.id]
+            except TransactionalIdNotFoundError:
+                return None  # it is forgotten after a week
+
+        found = self._ask(describe)
+        if found is None:
+            return None
+        if (found.producer_id, found.producer_epoch) != (transaction.producer_id, transaction.producer_epoch):
+            return None
+        state = found.state.value
+        if state == "Ongoing":
+            return "open" if self._is_open(transaction) else "committed"
+        return {"PrepareCommit": "committed", "CompleteCommit": "committed"}.get(state)
+
     def _is_open(self, transaction: Transaction) -> bool:
-        """Returns whether the open transaction of this producer, if there is one, is this one and not a later one."""
+        """Returns whether the open transaction of this producer is this one, and not a later one."""
         from kafka import TopicPartition
 
         (topic, number), offset = next(iter(transaction.records.items()))
@@ -188,8 +216,9 @@ class Transactions:
             for one in state.active_producers
         )
 
-    def _end(self, transaction: Transaction) -> None:
-        """Asks the coordinator to commit the transaction. What came of it, `_outcome` says."""
+    def _end(self, transaction: Transaction) -> bool:
+        """Asks the coordinator to commit an open transaction. Returns whether it has done so."""
+        from kafka.errors import for_code
         from kafka.protocol.metadata import CoordinatorType
         from kafka.protocol.producer.transaction import EndTxnRequest
 
@@ -204,7 +233,13 @@ class Transactions:
             )
             return await admin._manager.send(request, node_id=node)
 
-        self._ask(lambda admin: admin._manager.run(end, admin))
+        def ask(admin: Any) -> int:
+            code = int(admin._manager.run(end, admin).error_code)
+            if code and getattr(for_code(code), "retriable", False):
+                raise for_code(code)()
+            return code
+
+        return bool(self._ask(ask) == 0)
 
     def _ask(self, question: Any) -> Any:
         """Returns the answer to a question to kafka-python's client. Raises ConnectionError when there is none."""

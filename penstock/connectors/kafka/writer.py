@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 # For how long a full queue is waited for.
 _FULL_S = 60.0
 # The most messages in the client's queue, which would take more, and in one list that it is given.
-_QUEUE, _BATCH = 90_000, 10_000
+_QUEUE, _BATCH = 90_000, 1_000
+_QUEUE_BYTES = 256 << 20
 
 #: The producers of this process that have a flushed transaction, by its transactional id, and the ids of those that
 #: have failed and cannot be used again.
@@ -68,6 +69,7 @@ class Records:
         self._errors = context.errors
         self._kafka = client.library()
         self._failure: str | None = None
+        self._handed = 0  # bytes that the producer was given since its queue was empty
         self.last: dict[tuple[str, int], int] = {}
 
     def encoded(self, records: list[Any]) -> list[dict[str, Any]]:
@@ -98,7 +100,7 @@ class Records:
             self._produce_batch(producer, messages)
         else:
             for message in messages:
-                self._wait_for_room(producer, _QUEUE - 1)
+                self._wait_for_room(producer, _QUEUE - 1, _size(message))
                 producer.produce(self._topic, on_delivery=self._reported, **message)
         producer.poll(0)
 
@@ -106,24 +108,33 @@ class Records:
         for first in range(0, len(messages), _BATCH):
             part = messages[first : first + _BATCH]
             # A queue that is full in the middle of a list would take later messages before earlier ones.
-            self._wait_for_room(producer, _QUEUE - len(part))
+            self._wait_for_room(producer, _QUEUE - len(part), sum(map(_size, part)))
             producer.produce_batch(self._topic, part, on_delivery=self._failed)
             refused = next((message["_error"] for message in part if "_error" in message), None)
             if refused is not None:
                 raise PenstockError(f"{self._what}: the client does not take a record: {refused}")
 
-    def _wait_for_room(self, producer: Any, most: int) -> None:
-        """Waits until the queue of a producer has at most `most` messages."""
+    def _wait_for_room(self, producer: Any, most: int, size: int) -> None:
+        """Waits until the queue of a producer has at most `most` messages, and room for `size` bytes."""
         deadline = time.monotonic() + _FULL_S
+        if not len(producer):
+            self._handed = 0
+        elif self._handed + size > _QUEUE_BYTES:
+            most = 0
         while len(producer) > most:
             producer.poll(0.05)
             self._raise_failure()
             if time.monotonic() > deadline:
                 raise PenstockError(f"{self._what}: the brokers have taken no records for {_FULL_S:g} s")
+        self._handed = size + (self._handed if most else 0)
 
     def flush(self, producer: Any) -> None:
         """Waits until the brokers have all records. Raises ConnectionError when they have not taken them yet."""
-        left = producer.flush(client.REQUEST_S)
+        try:
+            left = producer.flush(client.REQUEST_S)
+        except SystemError as error:  # the library has called a report while an error of its own was set
+            self._raise_failure()
+            raise PenstockError(f"{self._what}: the client could not write: {error.__cause__ or error}") from error
         self._raise_failure()
         if left:
             raise ConnectionError(f"{self._what}: the brokers have not taken {left:,} records yet")
@@ -141,6 +152,10 @@ class Records:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise PenstockError(f"{self._what}: a record could not be written: {self._failure}")
+
+
+def _size(message: dict[str, Any]) -> int:
+    return len(message["value"] or b"") + len(message.get("key") or b"")
 
 
 def _key_of(key: Any) -> Callable[[Any], bytes | None] | None:
@@ -201,6 +216,8 @@ class TransactionalWriter(SinkWriter):
         self._open: _Open | None = None
         self._flush_before: Future[Transaction] | None = None
         self._records = Records(sink, context)
+        if context.index == 0 or context.generation > 1:
+            context.beside("ending earlier transactions", self._fence)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -227,14 +244,14 @@ class TransactionalWriter(SinkWriter):
             if self._flush_before is None or self._flush_before.done():
                 return _Open(_done((id_, _begun(producer))))
             return _Open(self._context.beside("beginning a transaction", lambda: (id_, _begun(producer))))
-        context = self._context
-        new = f"{self._begin}{context.run}/{context.index}/{context.generation}/{self._made}"
-        self._made += 1
-        return _Open(context.beside("beginning a transaction", lambda: self._make(new)))
+        return _Open(self._context.beside("beginning a transaction", self._make))
 
-    def _make(self, id_: str) -> tuple[str, Any]:
-        """Makes a producer, and begins its transaction. It is called beside the loop."""
-        sink = self._sink
+    def _make(self) -> tuple[str, Any]:
+        """Makes a producer, and begins its transaction. It is called beside the loop. Each try has an id of its own,
+        because the producer of a try that has failed may still be asking for its id, which would lock out the next."""
+        sink, context = self._sink, self._context
+        id_ = f"{self._begin}{context.run}/{context.index}/{context.generation}/{self._made}"
+        self._made += 1
         timeout_ms = int(sink.transaction_timeout_s * 1000)
         producer = sink.producer(**{"transactional.id": id_, "transaction.timeout.ms": timeout_ms})
         try:
@@ -271,9 +288,6 @@ class TransactionalWriter(SinkWriter):
         self._flushing[epoch] = id_
         return Transaction(id_, producer_id, producer_epoch, dict(records.last))
 
-    def state(self) -> Any:
-        return {"run": self._context.run}
-
     def committed(self, epoch: int) -> None:
         for one in sorted(number for number in self._flushing if number <= epoch):
             # The epochs that are prepared from now on do not list it.
@@ -283,24 +297,20 @@ class TransactionalWriter(SinkWriter):
             if id_ not in _failed:
                 self._free.append((id_, self._producers[id_][0]))
 
-    def restore(self, epoch: int, states: list[Any]) -> None:
-        # A run with another store may still be alive: this job may have been started from its savepoint.
-        store = self._context.run.partition("-")[0]
-        before = {state["run"] for state in states if state["run"].partition("-")[0] == store} - {self._context.run}
-        self._context.beside("fencing earlier transactions", lambda: self._fence(before))
-
-    def _fence(self, before: set[str]) -> None:
-        """Ends the open transactions of earlier writers, which were not prepared, so that they hold up no reader."""
+    def _fence(self) -> None:
+        """Ends the open transactions of earlier writers of this task, and of tasks and runs that are gone, so that they
+        hold up no reader. What they had prepared is committed by now, or was given up."""
         sink, context = self._sink, self._context
+        store = context.run.partition("-")[0]  # a run with another store may be alive
         transactions = Transactions(sink.servers, sink.settings, sink.describe())
         try:
             for id_ in transactions.open_ids():
-                if not id_.startswith(self._begin):
+                if not id_.startswith(f"{self._begin}{store}-"):
                     continue
                 run, index, generation, _ = id_[len(self._begin) :].split("/")
                 earlier = int(index) == context.index and int(generation) < context.generation
                 removed = context.index == 0 and int(index) >= context.parallelism
-                if (run == context.run and (earlier or removed)) or (run in before and context.index == 0):
+                if earlier or removed if run == context.run else context.index == 0:
                     transactions.fence(id_)
         finally:
             transactions.close()
