@@ -353,7 +353,7 @@ def _too_much_goes_back() -> Any:
 # --- state -----------------------------------------------------------------------------------------------------------
 
 
-@planted_fault("penstock/runtime/state/keyed.py", Seeds(11))
+@planted_fault("penstock/runtime/state/keyed.py", Seeds(47))
 def _no_gone_keys() -> Any:
     """A delta does not tell of keys that are gone."""
     delta = KeyedMap.delta
@@ -399,7 +399,7 @@ def _places_of_removed_keys() -> Any:
     return _patch(KeyedMap, "removed", lambda self: None)
 
 
-@planted_fault("penstock/runtime/state/timers.py", Seeds(9, _several_epochs))
+@planted_fault("penstock/runtime/state/timers.py", Seeds(90, _several_epochs))
 def _no_timers_back() -> Any:
     """Timers come back into the map of what is saved, but will not fire."""
     return _patch(Timers, "restore", lambda self, saved: self.saved.restore(saved))
@@ -439,7 +439,7 @@ def _builds_on_what_was_lost() -> Any:
 # --- event time ------------------------------------------------------------------------------------------------------
 
 
-@planted_fault("penstock/runtime/exchange/log.py", Seeds(11))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(85))
 def _watermark_overtakes() -> Any:
     """A watermark, which needs no credit, does not wait for the records that do."""
     return _patch(OutLog, "watermark", lambda self, value: self.queue.appendleft((Watermark(value), 0)))
@@ -472,7 +472,7 @@ def _watermark_forgotten() -> Any:
     return _patch(OutputCache, "complete", forgetful)
 
 
-@planted_fault("penstock/runtime/operators/windowing.py", Seeds(180, _several_epochs))
+@planted_fault("penstock/runtime/operators/windowing.py", Seeds(387, _several_epochs))
 def _windows_fire_again() -> Any:
     """A task of windows that goes back does not know which have said their results."""
     restore_ = _Windowing.restore
@@ -503,7 +503,7 @@ def _rescales(faults: Faults) -> bool:
     return faults.rescales > 0
 
 
-@planted_fault("penstock/runtime/epochs/restore.py", Seeds(55, _rescales))
+@planted_fault("penstock/runtime/epochs/restore.py", Seeds(27, _rescales))
 def _group_of_another() -> Any:
     """A task of a changed plan gets the state of a key group that is not its own as well."""
     keyed = restore._keyed
