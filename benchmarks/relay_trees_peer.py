@@ -242,7 +242,7 @@ class Root:
             moved = [node for node, parent in after.parent.items() if before.parent.get(node) != parent]
             led = [node for node in after.parent if _way(before, node) != _way(after, node)]
             at_s = (now - self.started_ns) / _NS
-            about = {"out_degree": after.out_degree, "load": root.adjuster.status()}
+            about = {"out_degree": after.out_degree, "load": root.adjuster.status().plain()}
             self.switches.append({"at_s": at_s, "sent": sent, "moved": moved, "led": led, **about})
         if stream.switches != self._switched:
             self._switched = stream.switches

@@ -38,6 +38,7 @@ The first line of each class's own docstring says more. A test compares this tre
     │   ├── StoreUnreachable      it did not answer or has no room; a later try may work, nothing is known to be lost
     │   └── SnapshotDamaged       what was read is not what was written; no later try mends it, an older epoch may do
     ├── DirectoryLocked           another process has locked a directory that only one may use at a time
+    ├── Lost                      a transaction that was prepared outside was aborted there, so its records are lost
     ├── Refused                   a worker could not do what the JobMaster asked for
     ├── Gone                      a worker will not answer: its process has gone, or the job has ended
     ├── HostGone                  the process that hosts a job has died

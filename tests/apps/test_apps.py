@@ -15,6 +15,7 @@ from penstock.apps.app import Cycle, described_rate
 from penstock.apps.catalog import APPS
 from penstock.apps.latest import Latest
 from penstock.runtime.sinks import Collect, SinkContext
+from penstock.runtime.status import JobStatus, OperatorStatus
 from tests.apps.parsed import parsed
 
 LINES = text.packaged_path().read_text(encoding="utf-8").splitlines()
@@ -194,7 +195,7 @@ def test_keys_in_the_url_of_an_output_are_not_printed(app: str, monkeypatch: pyt
     monkeypatch.setattr(Collect, "records", lambda sink: [])
     given = options(app, "--input", str(text.packaged_path()), "--output", "s3://KEY:SECRET@bucket/out?region=eu")
     prepared = APPS[app].build(given)
-    status = {"records_read": 1, "operators": {"words": {"records_out": 1}}}
+    status = JobStatus(name="job", state="FINISHED", records_read=1, operators={"words": OperatorStatus(records_out=1)})
     said = [prepared.intro, *prepared.results(status, 1.0), *prepared.next_steps, repr(prepared.flow)]
     assert "s3://bucket/out" in " ".join(said)
     assert not any(word in line for line in said for word in ("KEY", "SECRET", "region=eu"))

@@ -15,6 +15,7 @@ from penstock.apps.nexmark.events import Events
 from penstock.apps.nexmark.queries import QUERIES
 from penstock.runtime.errors import FlowError
 from penstock.runtime.sinks import SinkContext
+from penstock.runtime.status import JobStatus, Latency, OperatorStatus
 from tests.apps.nexmark_reference import answers, settled
 from tests.apps.parsed import parsed
 
@@ -51,7 +52,8 @@ def test_the_last_few_results_of_each_task_are_kept_and_come_back_after_a_failur
     sink = Few(ps.sinks.Collect(), 3)
     writer = sink.writer(context)
     writer.write([1, 2, 3, 4])
-    saved = writer.prepare(1)
+    assert writer.prepare(1) is None
+    saved = writer.state()
     writer.write([5])
     again = sink.writer(context)
     again.restore(1, [saved])
@@ -61,9 +63,12 @@ def test_the_last_few_results_of_each_task_are_kept_and_come_back_after_a_failur
 
 
 def test_what_is_told_of_results() -> None:
-    status = {"operators": {"results": {"records_in": 30, "latency_ms": {"p50": None, "p99": None}}}}
+    results = OperatorStatus(records_in=30)
+    status = JobStatus(name="job", state="FINISHED", operators={"results": results})
     assert list(told(status, 2.0, "results", "results")) == ["30 results, 15 a second"]
-    status["operators"]["results"]["latency_ms"] = {"p50": 1.0, "p99": 2.0}
+    status = JobStatus(
+        name="job", state="FINISHED", operators={"results": results.changed(latency_ms=Latency(1.0, 2.0))}
+    )
     assert "p50 1.0 ms, p99 2.0 ms" in list(told(status, 0.0, "results", "results"))[1]
 
 

@@ -34,6 +34,7 @@ from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import SinkContext, SinkWriter
 from penstock.runtime.sources import SourceContext
 from penstock.runtime.sources.base import share
+from penstock.runtime.status import JobStatus, OperatorStatus
 from tests.apps.parsed import parsed
 
 S = 1_000_000_000
@@ -539,7 +540,9 @@ def test_what_waited_for_the_job_s_start_is_no_latency(begin_ms: int, line: str)
     rows = [("a", start, 1, start + 10_007 + max(0, begin_ms)), ("a", start + 10_000, 1, start + 20_008)]
     if begin_ms < 0:
         rows[0] = ("a", start, 1, start + 10_007)
-    running = {"started_ms": start + begin_ms - 2_000, "uptime_s": 40.0, "running_s": 38.0}
+    running = JobStatus(
+        name="job", state="FINISHED", started_ms=start + begin_ms - 2_000, uptime_s=40.0, running_s=38.0
+    )
     assert ysb._latency(running, rows, source, SimpleNamespace(store_every=0.0)).startswith(line)
 
 
@@ -612,7 +615,7 @@ def test_a_wrong_count_is_noticed() -> None:
 
 
 def test_only_a_whole_run_is_checked() -> None:
-    status = {"operators": {"join": {"records_out": 5}}, "records_read": 20}
+    status = JobStatus(name="job", state="FINISHED", operators={"join": OperatorStatus(records_out=5)}, records_read=20)
     options = SimpleNamespace(check=True, store_every=0.0)
     lines = list(ysb._results(status, [], EventSource(Events(), limit=30), options))
     assert lines[-1] == "check: left out, as the job was stopped before its end"

@@ -10,7 +10,7 @@ from penstock.runtime.event_time.windows import Tumbling
 from penstock.runtime.program.flow import Stream
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.state.keyed import SavedState
-from penstock.runtime.worker.run_loop import _task_status
+from penstock.runtime.worker.load import task_load
 from penstock.runtime.worker.task import Task
 from tests.operators.test_map_batches import MS, Paced, World
 
@@ -29,12 +29,12 @@ def stream(read: Stream) -> Any:
 
 def counted(tasks: list[Task]) -> tuple[dict[str, int], int]:
     """Records skipped, by the operator whose policy let them go, and late, as a job's status sums them up."""
-    told = [_task_status(task) for task in tasks]
+    told = [task_load(task, lambda channel: None) for task in tasks]
     skipped: Counter[str] = Counter()
     for one in told:
-        skipped.update({operator["name"]: operator["skipped"] for operator in one["operators"]})
-        skipped.update(one["skipped_on_the_way"])
-    return +skipped, sum(operator["late"] for one in told for operator in one["operators"])
+        skipped.update({operator.name: operator.skipped for operator in one.operators})
+        skipped.update(one.skipped_on_the_way)
+    return +skipped, sum(operator.late for one in told for operator in one.operators)
 
 
 def test_what_was_skipped_on_the_way_and_late_is_counted_on() -> None:

@@ -51,7 +51,7 @@ def test_a_hop_inside_a_worker_is_noted_too() -> None:
     job = Job(hop, 1)
     (loop,) = job.loops
     loop.transport.times = HopTimes(lambda: job.now)
-    (target,) = [task for task in loop.tasks if not task.is_read]
+    (target,) = [task.input for task in loop.tasks if not task.input.is_read]
     receive = target.receive
 
     def slow(*arguments: object) -> None:
