@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -318,6 +319,18 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {limit_s:g} s: {what}")
         time.sleep(every_s)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
 
 
 _started_ray = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 import penstock as ps
 from benchmarks import ray_peer, stamps
-from benchmarks.common import Bench, WrongResult, best, median, run_job, run_script, run_scripts
+from benchmarks.common import Bench, WrongResult, best, free_ports, median, run_job, run_script, run_scripts
 
 _number = itertools.count()
 
@@ -97,18 +96,6 @@ def ray_actors(what: str, a_call: int, lines: int) -> Callable[[Input], float]:
         return count / seconds
 
     return run
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 System = dict[str, Callable[[Input], float]]

@@ -59,6 +59,13 @@ class Calls:
                 self.waiting.popleft()[1].set_exception(self._refusal())
 
 
+def done(result: _Result) -> Future[_Result]:
+    """Returns a future that has this result."""
+    future: Future[_Result] = Future()
+    future.set_result(result)
+    return future
+
+
 def when_done(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None:
     """Calls a function once when all of these futures are done, however they have ended: at once, or in the thread that
     ends the last one. For one future, functions are called in the order in which they were given."""

@@ -4,6 +4,7 @@ libraries (pyarrow, Ray) for a quarter of a second and more, which `import penst
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -20,6 +21,7 @@ def lazy_names(
     `also_in`: modules whose public names are mentioned to a user who looks for one of them here. `plugins`: the group
     of entry points by which packages that are installed add names of their own."""
 
+    @functools.cache  # it reads the metadata of all packages that are installed
     def added() -> dict[str, EntryPoint]:
         return {} if plugins is None else {one.name: one for one in entry_points(group=plugins)}
 

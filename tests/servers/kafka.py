@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import signal
-import socket
 import subprocess
 import time
 import uuid
 from pathlib import Path
 from types import TracebackType
 
+from benchmarks.common import free_ports
 from tests.servers import packages
 
 # Small, and quick to start; the compiler that starts quickly is as quick as the other one for tests.
@@ -179,15 +179,3 @@ class Kafka:
         while len(admin.list_topics(name, timeout=10).topics[name].partitions) < partitions:
             assert time.monotonic() < deadline, f"the topic {name} does not appear"
             time.sleep(0.02)
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports of loopback that no process listens at."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

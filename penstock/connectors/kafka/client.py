@@ -65,8 +65,8 @@ def check_servers(servers: object, what: str) -> str:
 
 
 def check_settings(settings: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
-    """Returns the settings that a user gave. Raises FlowError for a setting that Penstock decides about, and for names
-    that the library does not know."""
+    """Returns the settings that a user gave. Raises FlowError for a setting that Penstock decides about. Names that the
+    library does not know are refused when a client is made."""
     settings = dict(settings or {})
     for name in settings:
         if name in _OURS:
@@ -75,8 +75,8 @@ def check_settings(settings: Mapping[str, Any] | None, what: str) -> dict[str, A
 
 
 def make(kind: str, servers: str, settings: Mapping[str, Any], what: str) -> Any:
-    """Makes a client: a Consumer, a Producer, or an AdminClient. Raises
-    FlowError for a setting that the library does not take."""
+    """Makes a client: a Consumer, a Producer, or an AdminClient. Raises FlowError for a setting that the library does
+    not take."""
     kafka = library()
     if kind == "AdminClient":
         import confluent_kafka.admin
@@ -91,6 +91,28 @@ def make(kind: str, servers: str, settings: Mapping[str, Any], what: str) -> Any
         unknown = told.partition('No such configuration property: "')[2].rstrip('"')
         guess = nearest(unknown, _KNOWN.split()) if unknown else ""
         raise FlowError(f"{what}: the settings of its client are not right: {told}{guess}") from error
+
+
+def consumer(servers: str, settings: Mapping[str, Any], what: str, *, ends: bool, **more: Any) -> Any:
+    """Makes a consumer that is given its partitions and offsets. `ends`: it tells where a partition ends. `more` counts
+    before the settings of the user."""
+    return make(
+        "Consumer",
+        servers,
+        {
+            "group.id": "penstock",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": ends,
+            "fetch.wait.max.ms": 50,
+            "queued.max.messages.kbytes": 16_384,
+            **settings,
+            **more,
+        },
+        what,
+    )
 
 
 def partitions(client: Any, topics: list[str], what: str) -> dict[str, list[int]]:

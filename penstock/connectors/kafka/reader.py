@@ -7,6 +7,7 @@ handed out, and never earlier.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -78,17 +79,13 @@ class KafkaReader(Reader):
         messages = [first]
         if limit > 1:
             messages += self._consumer.consume(limit - 1, 0)
-        by_partition: dict[tuple[str, int], list[Any]] = {}
+        by_partition: dict[tuple[str, int], list[Any]] = defaultdict(list)
         told = []
         for message in messages:
-            if message.error() is not None:
-                told.append(message)
-                continue
-            pair = (message.topic(), message.partition())
-            if pair in by_partition:
-                by_partition[pair].append(message)
+            if message.error() is None:
+                by_partition[message.topic(), message.partition()].append(message)
             else:
-                by_partition[pair] = [message]
+                told.append(message)
         parts = [(pair, batch, self._records(batch)) for pair, batch in self._within(by_partition)]
         for pair, batch, _ in parts:  # nothing above has changed an offset, so that a failure loses nothing
             self._next[pair] = batch[-1].offset() + 1
@@ -216,7 +213,7 @@ class KafkaReader(Reader):
             self._out_of_range(pair)
         elif code == kafka.KafkaError._ALL_BROKERS_DOWN:
             self._down = error.str()
-        elif error.fatal() or not (error.retriable() or code in (kafka.KafkaError._TRANSPORT,)):
+        elif error.fatal() or not (error.retriable() or code == kafka.KafkaError._TRANSPORT):
             raise SourceError(f"{self._source.describe()}: reading {pair[0]}-{pair[1]} failed: {error.str()}")
 
     def _out_of_range(self, pair: tuple[str, int]) -> None:

@@ -8,13 +8,16 @@ may go back to lists the transaction as one to be committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.connectors.kafka import client
 from penstock.connectors.kafka.formats import Format, check
-from penstock.runtime.errors import FlowError, shorten
+from penstock.runtime.errors import FlowError, SourceError, shorten
 from penstock.runtime.sinks.base import Guarantee, Sink, SinkCommitter, SinkContext, SinkWriter
 from penstock.runtime.units import choice, seconds
+
+if TYPE_CHECKING:
+    from penstock.connectors.kafka.transactions import Transactions
 
 Key = str | Callable[[Any], Any] | None
 
@@ -90,8 +93,6 @@ class Kafka(Sink):
         return TransactionCommitter(self)
 
     def check(self) -> None:
-        from penstock.runtime.errors import SourceError
-
         admin = client.make("AdminClient", self.servers, self.settings, self.describe())
         try:
             client.partitions(admin, [self.topic], self.describe())
@@ -108,6 +109,12 @@ class Kafka(Sink):
             **more,
         }
         return client.make("Producer", self.servers, settings, self.describe())
+
+    def transactions(self) -> Transactions:
+        """Makes the view of the cluster's transactions; the caller closes it."""
+        from penstock.connectors.kafka.transactions import Transactions
+
+        return Transactions(self.servers, self.settings, self.describe())
 
     def describe(self) -> str:
         return f"Kafka({self.servers!r}, {self.topic!r})"

@@ -168,19 +168,9 @@ class Kafka(Source[Any]):
 
     def consumer(self, **more: Any) -> Any:
         """Makes a consumer of the client library."""
-        settings = {
-            "group.id": self.group or "penstock",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "error",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": self.stop is not None,
-            "fetch.wait.max.ms": 50,
-            "queued.max.messages.kbytes": 16_384,
-            **self.settings,
-            **more,
-        }
-        return client.make("Consumer", self.servers, settings, self.describe())
+        if self.group is not None:
+            more["group.id"] = self.group
+        return client.consumer(self.servers, self.settings, self.describe(), ends=self.stop is not None, **more)
 
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:
         from penstock.connectors.kafka.reader import KafkaReader

@@ -159,15 +159,7 @@ class Transactions:
         """Returns the offset of the first committed record of a partition from this offset on, or its end. None: Kafka
         has deleted records after this offset."""
         kafka = client.library()
-        settings = {
-            "group.id": "penstock",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            **self._settings,
-        }
-        consumer = client.make("Consumer", self._servers, settings, self._what)
+        consumer = client.consumer(self._servers, self._settings, self._what, ends=True)
         try:
             consumer.assign([kafka.TopicPartition(topic, number, offset)])
             message = consumer.poll(client.REQUEST_S)
@@ -182,8 +174,8 @@ class Transactions:
         raise ConnectionError(f"{self._what}: partition {topic}-{number} cannot be read: {said}")
 
     def _known(self, transaction: Transaction) -> str | None:
-        """Returns "open", "committed" or "aborted" if the coordinator knows. Nobody aborts a transaction of a writer
-        without giving its producer a new epoch, so a producer with the same epoch has committed."""
+        """Returns "open" or "committed" if the coordinator knows. Nobody aborts a transaction of a writer without
+        giving its producer a new epoch, so a producer with the same epoch has committed."""
         from kafka.errors import TransactionalIdNotFoundError
 
         def describe(admin: Any) -> Any:
@@ -200,7 +192,7 @@ class Transactions:
         state = found.state.value
         if state == "Ongoing":
             return "open" if self._is_open(transaction) else "committed"
-        return {"PrepareCommit": "committed", "CompleteCommit": "committed"}.get(state)
+        return "committed" if state in ("PrepareCommit", "CompleteCommit") else None
 
     def _is_open(self, transaction: Transaction) -> bool:
         """Returns whether the open transaction of this producer is this one, and not a later one."""

@@ -9,13 +9,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.connectors.kafka import client
 from penstock.connectors.kafka.formats import encoder
-from penstock.connectors.kafka.transactions import Transaction, Transactions
+from penstock.connectors.kafka.transactions import Transaction
+from penstock.runtime.calls import done
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.sinks.base import Committable, SinkCommitter, SinkContext, SinkWriter
 
@@ -38,39 +40,33 @@ class KafkaWriter(SinkWriter):
     """Writes records that are visible at once."""
 
     def __init__(self, sink: Kafka, context: SinkContext) -> None:
-        self._records = Records(sink, context)
+        self._encoder = Encoder(sink, context)
+        self._outgoing = Outgoing(sink)
         self._context = context
         self._producer = sink.producer()
 
     def write(self, records: list[Any]) -> None:
-        self._records.produce(self._producer, self._records.encoded(records))
+        self._outgoing.produce(self._producer, self._encoder.encoded(records))
 
     def finish(self) -> None:
         if not self._context.epochs:
-            self._records.flush(self._producer)
+            self._outgoing.flush(self._producer)
 
     def prepare(self, epoch: int) -> Future[None]:
-        return self._context.beside("flushing", lambda: self._records.flush(self._producer))
+        return self._context.beside("flushing", lambda: self._outgoing.flush(self._producer))
 
     def close(self, failed: bool) -> None:
         self._producer.purge(blocking=False)
 
 
-class Records:
-    """Encodes the records of one task, and hands them to producers. `last` has the offset of the last record of which
-    a report was asked for, by (topic, partition)."""
+class Encoder:
+    """Makes the messages for the records of one task."""
 
     def __init__(self, sink: Kafka, context: SinkContext) -> None:
-        self._topic = sink.topic
-        self._what = sink.describe()
         self._value = encoder(sink.value)
         self._key = _key_of(sink.key)
         self._headers = sink.headers
         self._errors = context.errors
-        self._kafka = client.library()
-        self._failure: str | None = None
-        self._handed = 0  # bytes that the producer was given since its queue was empty
-        self.last: dict[tuple[str, int], int] = {}
 
     def encoded(self, records: list[Any]) -> list[dict[str, Any]]:
         """Returns the messages for records. A record that cannot be encoded is a failed one."""
@@ -89,19 +85,33 @@ class Records:
             out.append(message)
         return out
 
+
+class Outgoing:
+    """Hands messages to a producer. `last` has the offset of the last record of which a report was asked for, by
+    (topic, partition)."""
+
+    def __init__(self, sink: Kafka) -> None:
+        self._topic = sink.topic
+        self._what = sink.describe()
+        self._has_headers = sink.headers is not None
+        self._purged = client.library().KafkaError._PURGE_QUEUE
+        self._failure: str | None = None
+        self._handed = 0  # bytes that the producer was given since its queue was empty
+        self.last: dict[tuple[str, int], int] = {}
+
     def produce(self, producer: Any, messages: list[dict[str, Any]]) -> None:
         """Hands messages to a producer. Waits while its queue is full."""
         self._raise_failure()
         if not messages:
             return
-        if self._headers is None:
-            # The report about one record of each list is enough to find the transaction by it.
-            messages[-1]["callback"] = self._reported
-            self._produce_batch(producer, messages)
-        else:
+        if self._has_headers:
             for message in messages:
                 self._wait_for_room(producer, _QUEUE - 1, _size(message))
                 producer.produce(self._topic, on_delivery=self._reported, **message)
+        else:
+            # The report about one record of each list is enough to find the transaction by it.
+            messages[-1]["callback"] = self._reported
+            self._produce_batch(producer, messages)
         producer.poll(0)
 
     def _produce_batch(self, producer: Any, messages: list[dict[str, Any]]) -> None:
@@ -146,7 +156,7 @@ class Records:
             self._failed(error, message)
 
     def _failed(self, error: Any, message: Any) -> None:
-        if error is not None and error.code() != self._kafka.KafkaError._PURGE_QUEUE:
+        if error is not None and error.code() != self._purged:
             self._failure = error.str()
 
     def _raise_failure(self) -> None:
@@ -177,27 +187,22 @@ class _Open:
     """The transaction of the epoch that is being written. Its producer may not be ready yet; until then its messages
     are held."""
 
-    def __init__(self, producer: Future[tuple[str, Any]]) -> None:
+    def __init__(self, producer: Future[tuple[str, Any]], outgoing: Outgoing) -> None:
         self.producer = producer
+        self.outgoing = outgoing
         self.held: list[list[dict[str, Any]]] = []
 
-    def hand_over(self, records: Records) -> None:
+    def hand_over(self) -> None:
         """Hands the held messages to the producer, which is ready."""
         _, producer = self.producer.result()
         while self.held:
-            records.produce(producer, self.held[0])
+            self.outgoing.produce(producer, self.held[0])
             del self.held[0]
 
 
 def _begun(producer: Any) -> Any:
     producer.begin_transaction()
     return producer
-
-
-def _done(result: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
 
 
 class TransactionalWriter(SinkWriter):
@@ -215,36 +220,34 @@ class TransactionalWriter(SinkWriter):
         self._prepared = 0
         self._open: _Open | None = None
         self._flush_before: Future[Transaction] | None = None
-        self._records = Records(sink, context)
+        self._encoder = Encoder(sink, context)
         if context.index == 0 or context.generation > 1:
             context.beside("ending earlier transactions", self._fence)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def write(self, records: list[Any]) -> None:
-        messages = self._records.encoded(records)
+        messages = self._encoder.encoded(records)
         if not messages:
             return
         if self._open is None:
-            self._open = self._begin_transaction()
+            self._open = _Open(self._begin_transaction(), Outgoing(self._sink))
         self._open.held.append(messages)
-        if self._open.producer.done():
-            self._open.hand_over(self._records)
+        self.flush()
 
     def flush(self) -> None:
         if self._open is not None and self._open.producer.done():
-            self._open.hand_over(self._records)
+            self._open.hand_over()
 
-    def _begin_transaction(self) -> _Open:
+    def _begin_transaction(self) -> Future[tuple[str, Any]]:
         """Begins the transaction of the next epoch. Its producer is ready when the one before is flushed: else the
         records of the later epoch might come first in their partition."""
-        self._records = Records(self._sink, self._context)
-        if self._free:
-            id_, producer = self._free.popleft()
-            if self._flush_before is None or self._flush_before.done():
-                return _Open(_done((id_, _begun(producer))))
-            return _Open(self._context.beside("beginning a transaction", lambda: (id_, _begun(producer))))
-        return _Open(self._context.beside("beginning a transaction", self._make))
+        if not self._free:
+            return self._context.beside("beginning a transaction", self._make)
+        id_, producer = self._free.popleft()
+        if self._flush_before is None or self._flush_before.done():
+            return done((id_, _begun(producer)))
+        return self._context.beside("beginning a transaction", lambda: (id_, _begun(producer)))
 
     def _make(self) -> tuple[str, Any]:
         """Makes a producer, and begins its transaction. It is called beside the loop. Each try has an id of its own,
@@ -258,11 +261,8 @@ class TransactionalWriter(SinkWriter):
             producer.init_transactions(client.REQUEST_S)
         except client.library().KafkaException as error:
             raise _outside(sink.describe(), error) from error
-        transactions = Transactions(sink.servers, sink.settings, sink.describe())
-        try:
+        with closing(sink.transactions()) as transactions:
             self._producers[id_] = (producer, *transactions.identity(id_))
-        finally:
-            transactions.close()
         return id_, _begun(producer)
 
     # --- the two phases ---------------------------------------------------------------------------------------------
@@ -272,21 +272,20 @@ class TransactionalWriter(SinkWriter):
         writing, self._open = self._open, None
         if writing is None:
             return None
-        records = self._records
-        self._flush_before = self._context.beside("flushing", lambda: self._flush(epoch, writing, records))
+        self._flush_before = self._context.beside("flushing", lambda: self._flush(epoch, writing))
         return self._flush_before
 
-    def _flush(self, epoch: int, writing: _Open, records: Records) -> Transaction:
+    def _flush(self, epoch: int, writing: _Open) -> Transaction:
         """Has the brokers take the records of a transaction. It is called beside the loop."""
         id_, producer = writing.producer.result()
-        writing.hand_over(records)
-        records.flush(producer)
-        if not records.last:
+        writing.hand_over()
+        writing.outgoing.flush(producer)
+        if not writing.outgoing.last:
             raise PenstockError(f"{self._sink.describe()}: the client did not report where records are")
         _, producer_id, producer_epoch = self._producers[id_]
         _flushed[id_] = producer
         self._flushing[epoch] = id_
-        return Transaction(id_, producer_id, producer_epoch, dict(records.last))
+        return Transaction(id_, producer_id, producer_epoch, dict(writing.outgoing.last))
 
     def committed(self, epoch: int) -> None:
         for one in sorted(number for number in self._flushing if number <= epoch):
@@ -300,10 +299,9 @@ class TransactionalWriter(SinkWriter):
     def _fence(self) -> None:
         """Ends the open transactions of earlier writers of this task, and of tasks and runs that are gone, so that they
         hold up no reader. What they had prepared is committed by now, or was given up."""
-        sink, context = self._sink, self._context
+        context = self._context
         store = context.run.partition("-")[0]  # a run with another store may be alive
-        transactions = Transactions(sink.servers, sink.settings, sink.describe())
-        try:
+        with closing(self._sink.transactions()) as transactions:
             for id_ in transactions.open_ids():
                 if not id_.startswith(f"{self._begin}{store}-"):
                     continue
@@ -312,8 +310,6 @@ class TransactionalWriter(SinkWriter):
                 removed = context.index == 0 and int(index) >= context.parallelism
                 if earlier or removed if run == context.run else context.index == 0:
                     transactions.fence(id_)
-        finally:
-            transactions.close()
 
     def close(self, failed: bool) -> None:
         for id_, (producer, _, _) in self._producers.items():
@@ -327,7 +323,7 @@ class TransactionCommitter(SinkCommitter):
 
     def __init__(self, sink: Kafka) -> None:
         self._what = sink.describe()
-        self._transactions = Transactions(sink.servers, sink.settings, self._what)
+        self._transactions = sink.transactions()
 
     def commit(self, committables: list[Committable]) -> None:
         for one in committables:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from penstock.runtime.calls import done
 from penstock.runtime.errors import PenstockError
 
 T = TypeVar("T")
@@ -45,9 +46,7 @@ class InLine:
     def close(self) -> Future[None]:
         """Refuses all further steps."""
         self._closed = True
-        idle: Future[None] = Future()
-        idle.set_result(None)
-        return idle
+        return done(None)
 
 
 class BesideThread:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from penstock.runtime.calls import when_done
+from penstock.runtime.calls import done, when_done
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.sinks.base import Committable, Sink, SinkCommitter, SinkContext
 
@@ -69,7 +69,7 @@ class TwoPhases:
         with self._blamed(f"(preparing epoch {epoch})"):
             made = patiently(lambda: self.writer.prepare(epoch))
             if made is not None:
-                self._held.append((epoch, made if isinstance(made, Future) else _done(made)))
+                self._held.append((epoch, made if isinstance(made, Future) else done(made)))
             state = self.writer.state()
         held = list(self._held)
         if all(future.done() for _, future in held):
@@ -133,10 +133,10 @@ class TwoPhases:
             self._committer = committer_of(self._sink, self._context)
         commit_patiently(self._committer, self._context, committables)
 
-    def _has_committed(self, epoch: int, done: Future[None]) -> None:
+    def _has_committed(self, epoch: int, commit: Future[None]) -> None:
         self._under_way = None
         with self._blamed(f"(committing epoch {epoch})"):
-            done.result()
+            commit.result()
         self._are_committed(epoch)
         self._commit()  # epochs that are complete since, if there are any
 
@@ -201,9 +201,3 @@ def commit_saved(sink: Sink, context: SinkContext, saved: list[SavedSink]) -> No
         commit_patiently(committer, context, sorted(committables, key=lambda one: one.epoch))
     finally:
         committer.close()
-
-
-def _done(result: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
